@@ -23,12 +23,11 @@ class Observer {
 };
 
 // StopToken lets another thread or a signal handler end a call early: the call
-// then cleans up and throws Error(Interrupted). Setting it is async-signal-safe.
+// then cleans up and throws Error(Interrupted). Setting it is
+// async-signal-safe.
 class StopToken {
  public:
-  void request_stop() noexcept {
-    stop_.store(true, std::memory_order_relaxed);
-  }
+  void request_stop() noexcept { stop_.store(true, std::memory_order_relaxed); }
   bool stop_requested() const noexcept {
     return stop_.load(std::memory_order_relaxed);
   }

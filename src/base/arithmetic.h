@@ -34,9 +34,8 @@ inline uint64_t checked_mul(uint64_t a, uint64_t b, const char* what) {
 template <std::integral To, std::integral From>
 To checked_cast(From value, const char* what) {
   if (!std::in_range<To>(value)) {
-    throw Error(ErrorCode::Corrupt,
-                std::string(what) + " is out of range: " +
-                    std::to_string(value));
+    throw Error(ErrorCode::Corrupt, std::string(what) + " is out of range: " +
+                                        std::to_string(value));
   }
   return static_cast<To>(value);
 }

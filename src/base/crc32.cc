@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/crc32.h"
 
-
 #ifdef ZCKPT_HAVE_ISAL
 #include <isa-l/crc.h>
 #else
@@ -27,8 +26,8 @@ uint32_t multiply(uint32_t a, uint32_t b) {
 
 // x^(8 * length) modulo the polynomial.
 uint32_t power_of_x(uint64_t length) {
-  uint32_t result = uint32_t{1} << 31;   // x^0
-  uint32_t square = uint32_t{1} << 23;   // x^8
+  uint32_t result = uint32_t{1} << 31;  // x^0
+  uint32_t square = uint32_t{1} << 23;  // x^8
   for (; length != 0; length >>= 1) {
     if ((length & 1U) != 0) result = multiply(result, square);
     square = multiply(square, square);

@@ -37,7 +37,8 @@ void UniqueFd::reset() {
 
 void throw_errno(const std::string& what, const std::string& file) {
   const int error = errno;
-  throw Error(ErrorCode::Io, what + ": " + std::strerror(error), {.file = file});
+  throw Error(ErrorCode::Io, what + ": " + std::strerror(error),
+              {.file = file});
 }
 
 FileSource::FileSource(std::string path) : path_(std::move(path)) {

@@ -21,9 +21,8 @@ constexpr uint16_t bf16_from_float_bits(uint32_t bits) {
 
 constexpr uint32_t float_bits_from_bf16(uint16_t value) {
   const uint32_t bits = static_cast<uint32_t>(value) << 16;
-  return (bits & 0x7fffffffU) > 0x7f800000U
-             ? (bits & 0x80000000U) | 0x7fc00000U
-             : bits;
+  return (bits & 0x7fffffffU) > 0x7f800000U ? (bits & 0x80000000U) | 0x7fc00000U
+                                            : bits;
 }
 
 constexpr uint16_t fp16_from_float_bits(uint32_t bits) {

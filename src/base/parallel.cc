@@ -44,8 +44,8 @@ void parallel_for(size_t count, int threads, const StopToken* stop,
     // Stays out of OpenMP: the first region costs a thread pool.
     for (size_t i = 0; i < count; ++i) run(i, 0);
   } else {
-    const int team = static_cast<int>(
-        std::min<size_t>(static_cast<size_t>(threads), count));
+    const int team =
+        static_cast<int>(std::min<size_t>(static_cast<size_t>(threads), count));
 #pragma omp parallel for schedule(monotonic : dynamic, 1) num_threads(team)
     for (size_t i = 0; i < count; ++i) run(i, omp_get_thread_num());
   }

@@ -55,8 +55,8 @@ void append_u_escape(std::string& out, uint32_t unit) {
   }
 }
 
-void append_json_code_point(std::string& out, uint32_t c,
-                            std::string_view utf8, bool ascii) {
+void append_json_code_point(std::string& out, uint32_t c, std::string_view utf8,
+                            bool ascii) {
   switch (c) {
     case '"': out += "\\\""; return;
     case '\\': out += "\\\\"; return;

@@ -139,8 +139,7 @@ std::span<const NodeId> Value::sequence() const {
     case NodeKind::Tuple:
     case NodeKind::List:
     case NodeKind::Set:
-    case NodeKind::FrozenSet:
-      return pickle_->items(id_);
+    case NodeKind::FrozenSet: return pickle_->items(id_);
     case NodeKind::Call:
       if ((is_call_of("torch", "Size") || is_call_of("builtins", "set") ||
            is_call_of("__builtin__", "set")) &&
@@ -148,8 +147,7 @@ std::span<const NodeId> Value::sequence() const {
         return argument(0).sequence();
       }
       return {};
-    default:
-      return {};
+    default: return {};
   }
 }
 
@@ -158,8 +156,7 @@ bool Value::is_sequence() const {
     case NodeKind::Tuple:
     case NodeKind::List:
     case NodeKind::Set:
-    case NodeKind::FrozenSet:
-      return true;
+    case NodeKind::FrozenSet: return true;
     default:
       return is_call_of("torch", "Size") || is_call_of("builtins", "set") ||
              is_call_of("__builtin__", "set");
@@ -189,9 +186,7 @@ size_t Value::size() const {
 
 Value Value::item(size_t i) const { return {*pickle_, sequence()[i]}; }
 Value Value::key(size_t i) const { return {*pickle_, mapping()[2 * i]}; }
-Value Value::value(size_t i) const {
-  return {*pickle_, mapping()[2 * i + 1]};
-}
+Value Value::value(size_t i) const { return {*pickle_, mapping()[2 * i + 1]}; }
 
 std::optional<Value> Value::find(std::string_view name) const {
   const auto entries = mapping();

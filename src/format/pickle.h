@@ -145,14 +145,14 @@ class Value {
   NodeKind kind() const { return node().kind; }
   bool is_none() const { return kind() == NodeKind::None; }
 
-  std::optional<int64_t> integer() const;       // Int or Bool
-  std::optional<double> number() const;         // Int, Bool or Float
-  std::optional<bool> boolean() const;          // Bool
+  std::optional<int64_t> integer() const;          // Int or Bool
+  std::optional<double> number() const;            // Int, Bool or Float
+  std::optional<bool> boolean() const;             // Bool
   std::optional<std::string_view> string() const;  // Str
 
   // List, tuple, set; torch.Size (a Call of one tuple) counts as its tuple.
   bool is_sequence() const;
-  size_t size() const;  // of a sequence, or entries of a mapping
+  size_t size() const;         // of a sequence, or entries of a mapping
   Value item(size_t i) const;  // REQUIRES: is_sequence(), i < size()
 
   // Dict, or a Call of collections.OrderedDict, defaultdict or Counter.
@@ -170,9 +170,9 @@ class Value {
 
   bool is_call() const { return kind() == NodeKind::Call; }
   bool is_call_of(std::string_view module, std::string_view name) const;
-  Value callable() const;           // REQUIRES: is_call()
-  size_t argument_count() const;    // 0 unless a Call with a tuple
-  Value argument(size_t i) const;   // REQUIRES: i < argument_count()
+  Value callable() const;          // REQUIRES: is_call()
+  size_t argument_count() const;   // 0 unless a Call with a tuple
+  Value argument(size_t i) const;  // REQUIRES: i < argument_count()
   // The state given by the last BUILD of a Call; attributes of an object.
   std::optional<Value> state() const;
 
