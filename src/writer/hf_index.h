@@ -21,7 +21,8 @@ std::vector<uint32_t> split_into_shards(const std::vector<uint64_t>& sizes,
                                         uint64_t max_shard_bytes,
                                         uint32_t* shard_count);
 
-// "model.safetensors", or "model-00001-of-00003.safetensors" for several.
+// "model.safetensors", or "model-00001-of-00003.safetensors" for several, with
+// `extension` ".safetensors": the dot belongs to it.
 std::string shard_file_name(std::string_view stem, std::string_view extension,
                             uint32_t shard, uint32_t shard_count);
 
