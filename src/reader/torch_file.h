@@ -17,7 +17,9 @@ namespace zckpt {
 // One storage of a torch file: a run of bytes at a known place.
 struct StorageRecord {
   std::string key;
-  uint64_t offset = 0;  // bytes from the start of the file
+  // Bytes from the start of the file; 0 for an empty storage, whose place is
+  // not looked up: there is nothing to read.
+  uint64_t offset = 0;
   uint64_t size_bytes = 0;
   uint32_t crc = 0;
   bool has_crc = false;  // false: legacy container, or not computed
@@ -29,7 +31,7 @@ struct StorageRecord {
 // are never read.
 // Errors:  those of ZipDirectory and read_pickle, with the file's name and the
 //          offset in the file; Corrupt where data.pkl is absent; Unsupported
-//          for big-endian files.
+//          for big-endian files and for files of another form, which it names.
 // Threads: immutable once opened.
 // Memory:  O(entries) and the pickle's tree.
 class TorchFile {
@@ -57,15 +59,22 @@ class TorchFile {
 
  private:
   friend TorchFile open_legacy_file(const ByteSource& source);
-  void index_keys();
+  static TorchFile open_zip(const ByteSource& source);
+  void index_keys(const ByteSource& source);
 
   std::shared_ptr<const Pickle> pickle_;
   std::string prefix_;
   std::vector<StorageRecord> storages_;
-  std::vector<uint32_t> by_key_;  // indices, sorted by key
+  std::vector<uint32_t> by_key_;  // indices, sorted by length and key
   bool legacy_ = false;
   uint64_t pickle_bytes_ = 0;
   uint64_t file_bytes_ = 0;
 };
+
+// Calls read_pickle for bytes that begin at `offset` of `source`, so that
+// errors name the file and the offset in it.
+std::shared_ptr<const Pickle> read_pickle_at(const ByteSource& source,
+                                             uint64_t offset,
+                                             std::string bytes);
 
 }  // namespace zckpt

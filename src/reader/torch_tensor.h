@@ -12,6 +12,26 @@
 
 namespace zckpt {
 
+// What a storage class of torch says of its elements (format.md 7.4).
+struct StorageClass {
+  std::string_view name;
+  uint32_t element_bytes = 0;
+  std::optional<DType> dtype;  // empty: quantised or complex128, not read
+};
+
+// A persistent id of torch.save: a storage, described by the pickle.
+struct StorageReference {
+  std::string_view key;  // points into the pickle
+  const StorageClass* storage_class = nullptr;
+  uint64_t numel = 0;    // in elements of the class
+  bool is_view = false;  // of a part of the storage (torch < 0.4)
+};
+
+// The storage that `value` refers to, or nothing if it is no persistent id or
+// one of another kind. Errors: Corrupt where the id is malformed, Unsupported
+// for an unknown storage class.
+std::optional<StorageReference> as_storage(const Value& value);
+
 // TorchTensor is what a pickled tensor says of itself: a strided view of a
 // storage. Sizes, strides and the offset are in elements of `dtype`.
 struct TorchTensor {
@@ -20,7 +40,8 @@ struct TorchTensor {
   uint64_t offset = 0;
   std::vector<uint64_t> shape;
   std::vector<uint64_t> stride;
-  // Bytes of the storage as the pickle declares them.
+  // Bytes of the storage as the pickle declares them. What the file holds is in
+  // StorageRecord.
   uint64_t storage_bytes = 0;
   // Attributes beside the data (format.md 3.5: ds_id), from
   // _rebuild_from_type_v2 or _rebuild_parameter_with_state.
@@ -40,7 +61,7 @@ struct TorchTensor {
 // format.md 7.4. Errors: Unsupported for kinds of tensors without plain bytes
 // (quantised, sparse, meta, subclass, complex-conjugate or negative views),
 // Corrupt for malformed arguments, for negative sizes or strides, or where the
-// view reaches past its storage.
+// view reaches past its storage. They carry no place: the caller knows it.
 std::optional<TorchTensor> as_tensor(const Value& value);
 
 }  // namespace zckpt
