@@ -29,7 +29,7 @@ constexpr size_t kFrameBytes = 9;
   throw Error(code, message, {.file = source.name(), .offset = offset});
 }
 
-// Where the opcode's argument ends, for PickleScanner.
+// What follows an opcode, as far as finding the next one goes.
 enum class Argument : uint8_t {
   Unknown,  // no opcode of protocols 0 to 5
   None,
@@ -44,79 +44,27 @@ enum class Argument : uint8_t {
   Length8,
 };
 
-Argument argument_of(uint8_t opcode) {
-  switch (opcode) {
-    case '(':
-    case '.':
-    case '0':
-    case '1':
-    case '2':
-    case 'N':
-    case 'Q':
-    case 'R':
-    case 'a':
-    case 'b':
-    case 'd':
-    case '}':
-    case 'e':
-    case 'l':
-    case ']':
-    case 'o':
-    case 's':
-    case 't':
-    case ')':
-    case 'u':
-    case 0x81:
-    case 0x85:
-    case 0x86:
-    case 0x87:
-    case 0x88:
-    case 0x89:
-    case 0x8f:
-    case 0x90:
-    case 0x91:
-    case 0x92:
-    case 0x93:
-    case 0x94:
-    case 0x97:
-    case 0x98: return Argument::None;
-    case 'K':
-    case 'h':
-    case 'q':
-    case 0x80:
-    case 0x82: return Argument::Bytes1;
-    case 'M':
-    case 0x83: return Argument::Bytes2;
-    case 'J':
-    case 'j':
-    case 'r':
-    case 0x84: return Argument::Bytes4;
-    case 'G':
-    case 0x95: return Argument::Bytes8;
-    case 'F':
-    case 'I':
-    case 'L':
-    case 'P':
-    case 'S':
-    case 'V':
-    case 'g':
-    case 'p': return Argument::Line;
-    case 'c':
-    case 'i': return Argument::Lines2;
-    case 'C':
-    case 'U':
-    case 0x8a:
-    case 0x8c: return Argument::Length1;
-    case 'B':
-    case 'T':
-    case 'X':
-    case 0x8b: return Argument::Length4;
-    case 0x8d:
-    case 0x8e:
-    case 0x96: return Argument::Length8;
-    default: return Argument::Unknown;
-  }
+constexpr std::array<Argument, 256> make_arguments() {
+  std::array<Argument, 256> table{};
+  const auto set = [&](Argument argument, std::string_view opcodes) {
+    for (const char c : opcodes) table[static_cast<uint8_t>(c)] = argument;
+  };
+  set(Argument::None,
+      "(.012NQRabd}el]ostu)\x81\x85\x86\x87\x88\x89\x8f\x90\x91\x92\x93\x94"
+      "\x97\x98");
+  set(Argument::Bytes1, "Khq\x80\x82");
+  set(Argument::Bytes2, "M\x83");
+  set(Argument::Bytes4, "Jjr\x84");
+  set(Argument::Bytes8, "G\x95");
+  set(Argument::Line, "FILPSVgp");
+  set(Argument::Lines2, "ci");
+  set(Argument::Length1, "CU\x8a\x8c");
+  set(Argument::Length4, "BTX\x8b");
+  set(Argument::Length8, "\x8d\x8e\x96");
+  return table;
 }
+
+constexpr std::array<Argument, 256> kArguments = make_arguments();
 
 // PickleScanner walks over the opcodes of pickles that follow each other in a
 // file, to find where each ends: nothing else says it.
@@ -131,7 +79,7 @@ class PickleScanner {
       const uint64_t place = at_;
       const uint8_t opcode = next();
       if (opcode == '.') return at_;
-      skip(argument_of(opcode), place);
+      skip(kArguments[opcode], place);
     }
   }
 
