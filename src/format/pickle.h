@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace zckpt {
@@ -49,6 +50,8 @@ enum class UpdateKind : uint8_t {
   Append,    // items
   SetItems,  // items: key, value, ...
   AddItems,  // items
+  Effect,    // one item: a Call with the object as its first argument, made
+             // for what it does to the object and then dropped
 };
 
 // A growable run inside the tree's item pool.
@@ -64,6 +67,10 @@ struct Update {
   uint32_t next = 0;  // 1-based index of the next update of the object; 0: none
 };
 
+struct TextStart {
+  const char* data;
+};
+
 struct Node {
   NodeKind kind = NodeKind::None;
   CallKind call = CallKind::Reduce;
@@ -73,9 +80,7 @@ struct Node {
   union {
     int64_t integer = 0;
     double real;
-    struct {
-      const char* data;
-    } text;
+    TextStart text;
   };
   uint64_t text_size = 0;
 };
@@ -106,6 +111,9 @@ class Pickle {
     return updates_[one_based - 1];
   }
   NodeId root() const { return root_; }
+  // What PROTO said; 2 without one. Below 3, unpicklers take module names for
+  // Python 2's and rename them.
+  int protocol() const { return protocol_; }
   Value root_value() const;
 
   // Building, for the reader and for tests. Strings are copied by add_text
@@ -121,6 +129,7 @@ class Pickle {
   // Consecutive Append, SetItems or AddItems updates become one.
   void append_update(NodeId id, UpdateKind kind, std::span<const NodeId> items);
   void set_root(NodeId id) { root_ = id; }
+  void set_protocol(int protocol) { protocol_ = protocol; }
 
  private:
   void extend(ItemRange& range, std::span<const NodeId> items);
@@ -131,6 +140,7 @@ class Pickle {
   std::vector<Update> updates_;
   std::deque<std::string> texts_;
   NodeId root_ = 0;
+  int protocol_ = 2;
 };
 
 // Value is a node seen through its tree: the way to ask questions of a
