@@ -25,6 +25,20 @@ uint64_t bytes_of(const SafetensorsSlot& slot) {
   return bytes;
 }
 
+// json_quote would put U+FFFD into the name, in silence.
+bool is_text(const std::string& name) {
+  const std::string_view replacement = "\xef\xbf\xbd";
+  const auto count = [&](std::string_view text) {
+    size_t found = 0;
+    for (size_t at = text.find(replacement); at != std::string_view::npos;
+         at = text.find(replacement, at + replacement.size())) {
+      ++found;
+    }
+    return found;
+  };
+  return count(json_quote(name, false)) == count(name);
+}
+
 void check_names(const std::vector<SafetensorsSlot>& slots) {
   std::vector<std::string_view> names;
   names.reserve(slots.size());
@@ -39,6 +53,13 @@ void check_names(const std::vector<SafetensorsSlot>& slots) {
     throw Error(ErrorCode::Unsupported,
                 "safetensors cannot hold a tensor of this name",
                 {.tensor = std::string(kMetadataName)});
+  }
+  for (const SafetensorsSlot& slot : slots) {
+    if (!is_text(slot.name)) {
+      throw Error(ErrorCode::Unsupported,
+                  "safetensors cannot hold a name that is not UTF-8",
+                  {.tensor = slot.name});
+    }
   }
 }
 
