@@ -68,6 +68,7 @@ class PickleWriter {
 
   bool visit(NodeId id);
   bool visit_atom(NodeId id);
+  void prepare_inner_copy(NodeId id);
   void enter(NodeId id);
   void advance();
   Run current_run(const Frame& frame) const;
@@ -180,11 +181,29 @@ bool PickleWriter::visit(NodeId id) {
     return false;
   }
   if (visit_atom(id)) return false;
-  // Is written inside of itself. This ends where all that can be made before
-  // its contents is in the memo.
-  if ((state_[id] & kOpen) != 0 && !memoise_all_) restart_ = true;
+  if ((state_[id] & kOpen) != 0) prepare_inner_copy(id);
   enter(id);
   return true;
+}
+
+// `id` is about to be written inside of itself. That ends at what is in the
+// memo already. The innermost object on the way has to end it; but a list,
+// dict or set further out that nothing else refers to is better written again,
+// complete: a call may be about to read it (frozenset([node]) does).
+void PickleWriter::prepare_inner_copy(NodeId id) {
+  restart_ = !memoise_all_;
+  bool ended = false;
+  for (size_t i = frames_.size(); i-- > 0 && frames_[i].id != id;) {
+    const NodeId outer = frames_[i].id;
+    if (memo_[outer] == kNotInMemo) continue;
+    const NodeKind kind = pickle_.node(outer).kind;
+    const bool container = kind == NodeKind::List || kind == NodeKind::Dict ||
+                           kind == NodeKind::Set;
+    if (ended && container && (state_[outer] & kShared) == 0) {
+      memo_[outer] = kNotInMemo;
+    }
+    ended = true;
+  }
 }
 
 bool PickleWriter::visit_atom(NodeId id) {
