@@ -38,8 +38,7 @@ need() {
       sudo=(sudo)
     else
       die "these packages are missing, and installing them needs root. Ask for:
-  apt-get install ${missing[*]/crc-library/libisal-dev}
-(libdeflate-dev does where there is no libisal-dev)"
+  apt-get install ${missing[*]/crc-library/libisal-dev (or, where there is none, libdeflate-dev)}"
     fi
   fi
   say "installing ${missing[*]}"
