@@ -19,6 +19,7 @@ inline constexpr uint32_t kLocalHeader = 0x04034b50;
 inline constexpr size_t kLocalHeaderSize = 30;
 inline constexpr uint32_t kDataDescriptor = 0x08074b50;
 inline constexpr size_t kDataDescriptorSize = 16;
+inline constexpr size_t kDataDescriptor64Size = 24;
 inline constexpr uint32_t kCentralEntry = 0x02014b50;
 inline constexpr size_t kCentralEntrySize = 46;
 inline constexpr uint32_t kEnd = 0x06054b50;

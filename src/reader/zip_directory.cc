@@ -3,6 +3,7 @@
 #include "reader/zip_directory.h"
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 #include <optional>
 
@@ -222,7 +223,9 @@ ZipEntry decode_entry(const ByteSource& source, uint64_t place,
   const auto refuse = [&](ErrorCode code, const std::string& what) {
     fail(source, code, place, "zip entry " + escape(entry.name) + what);
   };
-  if ((zip::load<uint16_t>(fixed, 8) & kEncrypted) != 0) {
+  const uint16_t flags = zip::load<uint16_t>(fixed, 8);
+  entry.has_descriptor = (flags & zip::kFlagDescriptor) != 0;
+  if ((flags & kEncrypted) != 0) {
     refuse(ErrorCode::Unsupported, " is encrypted");
   }
   if (zip::load<uint16_t>(fixed, 10) != zip::kStored) {
@@ -356,6 +359,35 @@ const ZipEntry* ZipDirectory::find(std::string_view name) const {
   return &entries_[*it];
 }
 
+// A wrong length in the local header shifts the payload, and nothing but the
+// CRC, if there is one, would tell. So the payload must end exactly where it
+// has to. torch writes a descriptor with 64-bit sizes where the sizes or the
+// offset need them; where that rule fails the descriptor itself is looked at.
+void ZipDirectory::check_gap(size_t index, uint64_t payload_offset) const {
+  const ZipEntry& entry = entries_[index];
+  const bool wide =
+      entry.size >= zip::kSee64In32 || entry.header_offset >= zip::kSee64In32;
+  const uint64_t end = payload_offset + entry.size;
+  const uint64_t gap = end_of(index) - end;
+  const uint64_t expected = !entry.has_descriptor ? 0
+                            : wide                ? zip::kDataDescriptor64Size
+                                                  : zip::kDataDescriptorSize;
+  if (gap == expected) return;
+  if (entry.has_descriptor &&
+      (gap == zip::kDataDescriptorSize || gap == zip::kDataDescriptor64Size)) {
+    std::array<std::byte, 8> head{};
+    source_->read_at(end, head);
+    if (zip::load<uint32_t>(head, 0) == zip::kDataDescriptor &&
+        (entry.crc == 0 || zip::load<uint32_t>(head, 4) == entry.crc)) {
+      return;
+    }
+  }
+  fail(*source_, ErrorCode::Corrupt, entry.header_offset,
+       "the payload of zip entry " + escape(entry.name) + " ends at " +
+           std::to_string(end) + ", " + std::to_string(gap) +
+           " bytes before what follows; expected " + std::to_string(expected));
+}
+
 // The fixed part and the name of a local header, through `window`.
 std::span<const std::byte> ZipDirectory::local_header(size_t index,
                                                       ZipWindow& window) const {
@@ -432,6 +464,7 @@ uint64_t ZipDirectory::payload_offset(const ZipEntry& entry,
              std::to_string(entry.size) +
              " bytes reaches into what follows at " + std::to_string(end));
   }
+  if (entry.size != 0) check_gap(index, offset);
   return offset;
 }
 

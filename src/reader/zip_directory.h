@@ -18,6 +18,8 @@ struct ZipEntry {
   uint64_t header_offset = 0;
   uint64_t size = 0;  // of the payload; stored == uncompressed
   uint32_t crc = 0;   // 0 on a non-empty entry: not computed by the writer
+  // CRC and sizes follow the payload once more.
+  bool has_descriptor = false;
 };
 
 // Bytes of the file that payload_offset() has read ahead.
@@ -48,8 +50,9 @@ class ZipDirectory {
   const ZipEntry* find(std::string_view name) const;
   // Where the payload of `entry`, one of entries(), begins: needs the lengths
   // in its local header, whose signature and name are checked against the
-  // directory. With a `window`, headers close to each other are read together:
-  // pass the same one for a run of entries in file order.
+  // directory; the payload must end where the next entry, or a descriptor
+  // before it, begins. With a `window`, headers close to each other are read
+  // together: pass the same one for a run of entries in file order.
   uint64_t payload_offset(const ZipEntry& entry,
                           ZipWindow* window = nullptr) const;
   // The whole payload of a small entry, CRC checked. Limit above `cap_bytes`.
@@ -61,6 +64,7 @@ class ZipDirectory {
   void index_names();
   // Where the bytes of entry `index` must end.
   uint64_t end_of(size_t index) const;
+  void check_gap(size_t index, uint64_t payload_offset) const;
   std::span<const std::byte> local_header(size_t index,
                                           ZipWindow& window) const;
 

@@ -256,6 +256,8 @@ Py& Py::erase(std::string_view key) {
 // Writes objects as Python's pickler does for protocol 2.
 class PickleEmitter {
  public:
+  explicit PickleEmitter(bool legacy) : legacy_(legacy) {}
+
   std::string finish(const Py& root) {
     out_ = "\x80\x02";
     emit(root);
@@ -313,12 +315,22 @@ class PickleEmitter {
         out_ += 'b';
         return memoise_as(node, node.items[0]);
       case Kind::Persistent:
-        emit(node.items[0]);
+        emit_id(node.items[0]);
         out_ += 'Q';
         return;
       case Kind::Raw: out_ += node.text; return;
     }
     memoise(node);
+  }
+
+  void emit_id(const Py& id) {
+    const Py::Node& node = *id.node_;
+    if (!legacy_ || node.kind != Kind::Tuple || node.items.size() != 5) {
+      return emit(id);
+    }
+    out_ += '(';
+    for (const Py& item : node.items) emit(item);
+    out_ += "Nt";
   }
 
   void batch(const Py::Node& node, const char* opcode) {
@@ -392,12 +404,17 @@ class PickleEmitter {
     }
   }
 
+  bool legacy_;
   std::string out_;
   std::unordered_map<const Py::Node*, uint32_t> memo_;
   std::unordered_map<std::string, uint32_t> globals_;
   uint32_t next_ = 0;
 };
 
-std::string pickle(const Py& root) { return PickleEmitter().finish(root); }
+std::string pickle(const Py& root) { return PickleEmitter(false).finish(root); }
+
+std::string legacy_pickle(const Py& root) {
+  return PickleEmitter(true).finish(root);
+}
 
 }  // namespace zckpt::test

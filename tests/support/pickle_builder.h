@@ -102,6 +102,8 @@ class Py {
 // The whole pickle, protocol 2, with BINPUT after every object that Python
 // would memoise.
 std::string pickle(const Py& root);
+// With the sixth part, None, that ids of storages have in legacy files.
+std::string legacy_pickle(const Py& root);
 
 // "FloatStorage"; empty for dtypes that only untyped storages hold.
 std::string_view storage_class(DType dtype);

@@ -32,8 +32,9 @@ uint32_t crc_of(const std::string& bytes) {
 }
 
 uint16_t flags_of(const TorchArchive::Record& record) {
+  const bool descriptor = !record.bytes.empty() && !record.no_descriptor;
   const uint32_t flags =
-      zip::kFlagUtf8 | (record.bytes.empty() ? 0U : zip::kFlagDescriptor);
+      zip::kFlagUtf8 | (descriptor ? zip::kFlagDescriptor : 0U);
   return static_cast<uint16_t>(flags | record.extra_flags);
 }
 
@@ -67,9 +68,14 @@ void put_record(std::string& out, const TorchArchive::Record& record,
   out += name + extra;
   place.payload_offset = out.size();
   out += record.bytes;
-  if (record.bytes.empty()) return;
+  if (record.bytes.empty() || record.no_descriptor) return;
   put(out, zip::kDataDescriptor);
   put32(out, crc_of(record.bytes));
+  if (record.wide_descriptor) {
+    put(out, uint64_t{record.bytes.size()});
+    put(out, uint64_t{record.bytes.size()});
+    return;
+  }
   put32(out, record.bytes.size());
   put32(out, record.bytes.size());
 }
@@ -148,12 +154,17 @@ TorchArchive::TorchArchive(std::string prefix) : prefix_(std::move(prefix)) {
   const auto add = [&](std::string_view name, std::string bytes) {
     records_.push_back({.name = std::string(name), .bytes = std::move(bytes)});
   };
-  add(zip::kDataPkl, pickle(Py::dict()));
+  add(zip::kDataPkl, pickle(root_));
   add(zip::kFormatVersion, "1");
   add(zip::kStorageAlignment, "64");
   add(zip::kByteOrder, "little");
   add(zip::kVersion, "3\n");
   add(zip::kSerializationId, "0561108523361967052940341012249042561396");
+}
+
+TorchArchive& TorchArchive::set_root(const Py& root) {
+  root_ = root;
+  return set_pickle(pickle(root));
 }
 
 TorchArchive& TorchArchive::set_pickle(std::string data_pkl) {
@@ -285,9 +296,7 @@ TorchArchive::Built TorchArchive::build() const {
 
 std::string TorchArchive::legacy_bytes() const {
   std::map<std::string, const std::string*> storages;
-  std::string object;
   for (const Record& r : records_) {
-    if (r.name == zip::kDataPkl) object = r.bytes;
     if (r.name.starts_with(zip::kStorageFolder)) {
       storages[r.name.substr(zip::kStorageFolder.size())] = &r.bytes;
     }
@@ -298,7 +307,7 @@ std::string TorchArchive::legacy_bytes() const {
       {{"protocol_version", 1001},
        {"little_endian", true},
        {"type_sizes", Py::dict({{"short", 2}, {"int", 4}, {"long", 4}})}}));
-  out += object;
+  out += legacy_pickle(root_);
   Py keys = Py::list();
   for (const auto& [key, bytes] : storages) keys.append(key);
   out += pickle(keys);

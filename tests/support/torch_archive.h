@@ -41,6 +41,8 @@ class TorchArchive {
     uint16_t disk = 0;
     // Sizes and offset in a zip64 extra field, as for records above 4 GiB.
     bool zip64 = false;
+    bool wide_descriptor = false;  // 64-bit sizes after the payload
+    bool no_descriptor = false;
     std::string central_extra;  // before the zip64 field
     std::string comment;
     bool twice = false;  // listed twice in the directory
@@ -81,7 +83,8 @@ class TorchArchive {
 
   explicit TorchArchive(std::string prefix = "archive");
 
-  TorchArchive& set_root(const Py& root) { return set_pickle(pickle(root)); }
+  TorchArchive& set_root(const Py& root);
+  // For zip containers only.
   TorchArchive& set_pickle(std::string data_pkl);
   // Appends storage `key`; without it the next number. Returns the key.
   std::string add_storage(std::string bytes, uint32_t element_bytes = 1,
@@ -127,6 +130,7 @@ class TorchArchive {
   std::string full_name(const Record& record) const;
 
   std::string prefix_;
+  Py root_ = Py::dict();
   std::vector<Record> records_;
   std::map<std::string, uint32_t> element_bytes_;  // by key
   End end_;
