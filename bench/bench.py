@@ -1,4 +1,6 @@
 #!/usr/bin/env python3
+# SPDX-FileCopyrightText: The zckpt authors
+# SPDX-License-Identifier: Apache-2.0
 """Interleaved timing: bench.py [-n ROUNDS] [--before CMD] LABEL=CMD LABEL=CMD ...
 
 Runs every command once per round (one uncounted round first), A B C A B C ..., `--before` untimed before each run, and

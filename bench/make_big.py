@@ -1,4 +1,6 @@
 #!/usr/bin/env python3
+# SPDX-FileCopyrightText: The zckpt authors
+# SPDX-License-Identifier: Apache-2.0
 """Write a large, realistic DeepSpeed ZeRO checkpoint without training.
 
 Container, pickled classes, keys, order and layout follow what DeepSpeed 0.19.8 writes for Qwen2 models with torch

@@ -1,4 +1,6 @@
 #!/usr/bin/env python3
+# SPDX-FileCopyrightText: The zckpt authors
+# SPDX-License-Identifier: Apache-2.0
 """Merge plan of a ZeRO-1/2/3 checkpoint as text, without torch: which byte range of which file goes where.
 
   make_plan.py CKPT PLAN [--dtype fp32|bf16|fp16]      (one safetensors file as destination)

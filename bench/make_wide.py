@@ -1,4 +1,6 @@
 #!/usr/bin/env python3
+# SPDX-FileCopyrightText: The zckpt authors
+# SPDX-License-Identifier: Apache-2.0
 """Write a ZeRO checkpoint of very many ranks in seconds, without torch: all metadata is real, payloads are holes.
 
   make_wide.py OUT                          512 ranks, ZeRO-3, the shapes of Llama 2 70B (723 parameters), 0.8 TB apparent

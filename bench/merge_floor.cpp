@@ -1,3 +1,6 @@
+// SPDX-FileCopyrightText: The zckpt authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Attainable merge speed: executes a plan of make_plan.py with T threads and
 // one buffer each, and checks nothing.
 //   merge_floor PLAN OUT [-t threads] [-b buffer MiB] [-d fp32|bf16|fp16]

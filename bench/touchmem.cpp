@@ -1,3 +1,6 @@
+// SPDX-FileCopyrightText: The zckpt authors
+// SPDX-License-Identifier: Apache-2.0
+
 // touchmem GIB: fault in and release that much memory, so that a virtual
 // machine's free pages are backed by the host before a timed run (free page
 // reporting otherwise charges the first touch, ~1 s per 2 GB here, to the run).

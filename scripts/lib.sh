@@ -1,3 +1,6 @@
+# SPDX-FileCopyrightText: The zckpt authors
+# SPDX-License-Identifier: Apache-2.0
+
 # Common to all scripts here; sourced, never run. Afterwards the working folder is the repository.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
