@@ -22,6 +22,11 @@ uint32_t to_index(size_t value) {
 
 Value Pickle::root_value() const { return {*this, root_}; }
 
+void Pickle::reserve(size_t nodes) {
+  nodes_.reserve(nodes);
+  pool_.reserve(nodes);
+}
+
 NodeId Pickle::add(NodeKind kind) {
   const NodeId id = to_index(nodes_.size());
   nodes_.emplace_back();

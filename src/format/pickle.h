@@ -118,6 +118,7 @@ class Pickle {
 
   // Building, for the reader and for tests. Strings are copied by add_text
   // and borrowed from bytes() by add_text_view.
+  void reserve(size_t nodes);
   NodeId add(NodeKind kind);
   NodeId add_integer(NodeKind kind, int64_t value);
   NodeId add_real(double value);

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "reader/pickle_machine.h"
 
-#include <cstring>
+#include <algorithm>
 #include <optional>
 
 #include "base/text.h"
@@ -12,10 +12,16 @@ namespace {
 
 constexpr NodeId kNoNode = UINT32_MAX;
 
+// What real pickles take, and a bound on what is set aside for that guess.
+constexpr size_t kBytesPerNode = 8;
+constexpr size_t kMaxReserve = size_t{1} << 17;
+
 }  // namespace
 
 PickleMachine::PickleMachine(Pickle& pickle, const PickleLimits& limits)
-    : pickle_(pickle), bytes_(pickle.bytes()), limits_(limits) {}
+    : pickle_(pickle), bytes_(pickle.bytes()), limits_(limits) {
+  pickle_.reserve(std::min(bytes_.size() / kBytesPerNode, kMaxReserve));
+}
 
 uint64_t PickleMachine::run() {
   static const std::array<Handler, 256> kHandlers = make_handlers();

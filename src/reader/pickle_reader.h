@@ -23,7 +23,12 @@ struct PickleLimits {
 // Errors: Corrupt with the offset of the opcode (relative to the pickle's
 //         first byte) for anything that is no well-formed pickle; Unsupported
 //         for what cannot be represented (extension registry, out-of-band
-//         buffers); Limit for a cap.
+//         buffers); Limit for a cap, without an offset for the depth, which
+//         belongs to the finished tree.
+// Choices where pickle leaves some: Python 2's strings are Str if they are
+// UTF-8 and Bytes otherwise; INST and OBJ without arguments are NewObj, with
+// arguments Reduce. Objects that the pickle made and dropped are not under the
+// root but keep their nodes, so that a look at all nodes misses no Global.
 // `consumed` receives the number of bytes up to and including STOP; without it
 // bytes after STOP are Corrupt.
 std::shared_ptr<const Pickle> read_pickle(std::string bytes,
