@@ -69,7 +69,40 @@ void check_byte_order(const ByteSource& source, const ZipDirectory& directory,
            : "expected byte order little or big, found " + escape(order));
 }
 
+std::vector<StorageRecord> read_storages(const ZipDirectory& directory,
+                                         const std::string& folder) {
+  std::vector<StorageRecord> records;
+  const std::string storages = folder + std::string(zip::kStorageFolder);
+  ZipWindow window;
+  for (const ZipEntry& entry : directory.entries()) {
+    // The folder itself may have an entry, if another tool made the archive.
+    if (!entry.name.starts_with(storages) || entry.name == storages) continue;
+    StorageRecord record;
+    record.key = entry.name.substr(storages.size());
+    record.size_bytes = entry.size;
+    record.crc = entry.crc;
+    record.has_crc = entry.size == 0 || entry.crc != 0;
+    if (entry.size != 0) {
+      record.offset = directory.payload_offset(entry, &window);
+    }
+    records.push_back(std::move(record));
+  }
+  return records;
+}
+
+// "prefix/" of "prefix/data.pkl".
+std::string folder_of(const ZipEntry& pickle) {
+  return std::string(
+      pickle.name.substr(0, pickle.name.size() - zip::kDataPkl.size()));
+}
+
 }  // namespace
+
+std::vector<StorageRecord> read_storage_records(const ByteSource& source) {
+  if (recognise(source) != FileForm::TorchZip) return {};
+  const ZipDirectory directory(source);
+  return read_storages(directory, folder_of(find_data_pkl(source, directory)));
+}
 
 std::shared_ptr<const Pickle> read_pickle_at(const ByteSource& source,
                                              uint64_t offset,
@@ -107,8 +140,7 @@ TorchFile TorchFile::open_zip(const ByteSource& source) {
   TorchFile file;
   file.file_bytes_ = source.size();
   file.pickle_bytes_ = pickle.size;
-  const std::string folder(
-      pickle.name.substr(0, pickle.name.size() - zip::kDataPkl.size()));
+  const std::string folder = folder_of(pickle);
   if (!folder.empty()) file.prefix_ = folder.substr(0, folder.size() - 1);
   if (const ZipEntry* script =
           directory.find(folder + std::string(zip::kConstantsPkl))) {
@@ -119,21 +151,7 @@ TorchFile TorchFile::open_zip(const ByteSource& source) {
   file.pickle_ = read_pickle_at(source, directory.payload_offset(pickle),
                                 directory.read(pickle, kMaxPickleBytes));
 
-  const std::string storages = folder + std::string(zip::kStorageFolder);
-  ZipWindow window;
-  for (const ZipEntry& entry : directory.entries()) {
-    // The folder itself may have an entry, if another tool made the archive.
-    if (!entry.name.starts_with(storages) || entry.name == storages) continue;
-    StorageRecord record;
-    record.key = entry.name.substr(storages.size());
-    record.size_bytes = entry.size;
-    record.crc = entry.crc;
-    record.has_crc = entry.size == 0 || entry.crc != 0;
-    if (entry.size != 0) {
-      record.offset = directory.payload_offset(entry, &window);
-    }
-    file.storages_.push_back(std::move(record));
-  }
+  file.storages_ = read_storages(directory, folder);
   file.index_keys(source);
   return file;
 }

@@ -71,6 +71,10 @@ class TorchFile {
   uint64_t file_bytes_ = 0;
 };
 
+// The storages of a torch zip in file order, without reading its pickle; none
+// for any other file, which has no CRCs to check.
+std::vector<StorageRecord> read_storage_records(const ByteSource& source);
+
 // Calls read_pickle for bytes that begin at `offset` of `source`, so that
 // errors name the file and the offset in it.
 std::shared_ptr<const Pickle> read_pickle_at(const ByteSource& source,

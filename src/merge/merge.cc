@@ -1,0 +1,152 @@
+// SPDX-FileCopyrightText: The zckpt authors
+// SPDX-License-Identifier: Apache-2.0
+#include "zckpt/merge.h"
+
+#include <algorithm>
+
+#include "base/text.h"
+#include "merge/execute.h"
+#include "reader/checkpoint_data.h"
+#include "verify/checks.h"
+#include "zckpt/error.h"
+
+namespace zckpt {
+namespace {
+
+bool is_error(const Finding& finding) {
+  return finding.severity == Severity::Error;
+}
+
+// A refusal that carries all that was found; its message is the first error.
+Error refusal(std::vector<Finding> findings) {
+  const auto first = std::find_if(findings.begin(), findings.end(), is_error);
+  const auto errors = std::count_if(findings.begin(), findings.end(), is_error);
+  std::string message = first->message;
+  if (errors > 1) {
+    message += " (and " +
+               count_of(static_cast<uint64_t>(errors - 1), "more error") + ")";
+  }
+  Error error(
+      ErrorCode::Corrupt, message,
+      {.file = first->file, .tensor = first->tensor, .offset = first->offset});
+  error.with_findings(std::move(findings));
+  return error;
+}
+
+void refuse_on_error(const std::vector<Finding>& findings) {
+  if (std::any_of(findings.begin(), findings.end(), is_error)) {
+    throw refusal(findings);
+  }
+}
+
+// Findings about names that the options take out of the question.
+void excuse(const MergeOptions& options, std::vector<Finding>& findings) {
+  if (!options.exclude_frozen) return;
+  std::erase_if(findings, [](const Finding& finding) {
+    return finding.code == "frozen-missing" ||
+           finding.code == "frozen-unrecoverable";
+  });
+}
+
+// The newest other checkpoint of a run that has no error, for the refusal of
+// the one that was taken: nothing falls back in silence.
+std::string newest_sound(const std::vector<CheckpointPath>& found,
+                         const MergeOptions& options) {
+  for (size_t i = 1; i < found.size(); ++i) {
+    try {
+      const std::vector<Finding> findings =
+          check_for_merge(found[i], options.open).findings;
+      if (std::none_of(findings.begin(), findings.end(), is_error)) {
+        return (found[i].tag_folder.empty() ? found[i].folder
+                                            : found[i].tag_folder);
+      }
+    } catch (const Error&) {
+      continue;  // not that one either
+    }
+  }
+  return "";
+}
+
+CheckedCheckpoint open_checked(const std::string& path,
+                               const MergeOptions& options) {
+  std::vector<CheckpointPath> found = find_checkpoints(path, options.open);
+  if (found.size() > 1) {
+    const CheckpointPath& taken = found.front();
+    found.front().notes.insert(
+        found.front().notes.begin(),
+        "took " +
+            escape(taken.tag_folder.empty() ? taken.folder : taken.tag_folder) +
+            ", the highest step of " + count_of(found.size(), "checkpoint"));
+  }
+  try {
+    CheckedCheckpoint checked = check_for_merge(found.front(), options.open);
+    excuse(options, checked.findings);
+    refuse_on_error(checked.findings);
+    return checked;
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::Interrupted) throw;
+    const std::string sound = newest_sound(found, options);
+    if (sound.empty()) throw;
+    Error with_hint(error.code(),
+                    error.message() +
+                        "; the newest checkpoint here that can be merged is " +
+                        escape(sound),
+                    {.file = error.file(),
+                     .tensor = error.tensor(),
+                     .offset = error.offset()});
+    with_hint.with_findings(error.findings());
+    throw with_hint;
+  }
+}
+
+std::vector<std::string> input_paths(const Checkpoint& checkpoint) {
+  std::vector<std::string> paths;
+  const SourceSet& sources = *checkpoint.data().sources;
+  for (uint32_t i = 0; i < sources.list().size(); ++i) {
+    paths.push_back(sources.path(i));
+  }
+  return paths;
+}
+
+}  // namespace
+
+MergeResult merge(const std::string& path, const MergeOptions& options) {
+  MergeResult result;
+  CheckedCheckpoint checked = open_checked(path, options);
+  const Checkpoint& checkpoint = *checked.checkpoint;
+  result.checkpoint = checkpoint.facts();
+  result.findings = std::move(checked.findings);
+  result.sources.assign(checkpoint.sources().begin(),
+                        checkpoint.sources().end());
+  if (options.observer != nullptr) {
+    for (const std::string& note : checkpoint.facts().notes) {
+      options.observer->note(note);
+    }
+  }
+
+  result.plan = plan_merge(checkpoint, options);
+  const OutputOptions output_options{.single_file = options.single_file,
+                                     .force = options.force,
+                                     .sync = options.sync,
+                                     .inputs = input_paths(checkpoint)};
+  if (options.dry_run) {
+    if (!options.output.empty()) {
+      check_output(options.output, output_options);
+    }
+    return result;
+  }
+  check_output(options.output, output_options);
+
+  if (options.check != Check::None) {
+    const CopyCheck copies =
+        check_copies(checkpoint, options.check == Check::Full, options.open);
+    result.checked_elements = copies.elements;
+    refuse_on_error(copies.findings);
+  }
+  Output output(options.output, output_options);
+  execute(checkpoint, result.plan, options, output, result);
+  output.commit();
+  return result;
+}
+
+}  // namespace zckpt

@@ -1,0 +1,81 @@
+// SPDX-FileCopyrightText: The zckpt authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "reader/sources.h"
+#include "reader/torch_file.h"
+
+namespace zckpt {
+
+// A run of bytes of one source whose CRC some reader still has to compute.
+struct ByteRange {
+  uint32_t source = 0;
+  uint64_t begin = 0;
+  uint64_t end = 0;
+};
+
+// RecordChecks checks the CRC of every record that is read whole, whatever
+// order its bytes are read in and by whom: ranges are claimed once, their CRCs
+// are combined, and a record that is complete is compared and forgotten.
+// Errors:  Corrupt with file, storage and offset where a CRC differs.
+// Threads: enter(), claim() and missing() from one thread; add() from any.
+// Memory:  the records of the source entered last, and those begun.
+class RecordChecks {
+ public:
+  explicit RecordChecks(const SourceSet& sources) : sources_(sources) {}
+
+  // Turns to `source`: its records become known (its directory is read
+  // again, since CRCs are per rank and record and are not kept).
+  void enter(uint32_t source);
+
+  // Of [begin, end) of the source entered last, the parts that belong to
+  // records and that nobody claimed: the caller computes their CRCs.
+  void claim(uint64_t begin, uint64_t end, std::vector<ByteRange>& out);
+
+  // The end of the record that `offset` lies in, or `offset` itself.
+  uint64_t record_end(uint64_t offset) const;
+
+  // The CRC of a claimed range.
+  void add(const ByteRange& range, uint32_t crc);
+
+  // Ranges that are missing from records of which little is missing (or, with
+  // `all`, from every record begun), as claimed: padding behind the last
+  // tensor, gaps.
+  std::vector<ByteRange> missing(bool all);
+
+  uint64_t checked() const { return checked_; }
+  uint64_t unchecked() const { return unchecked_; }
+
+ private:
+  struct Run {
+    uint64_t end = 0;
+    uint32_t crc = 0;
+    bool known = false;  // claimed only, until add() brings the CRC
+  };
+  struct Begun {
+    StorageRecord record;
+    std::map<uint64_t, Run> runs;  // by begin, disjoint
+  };
+  using Key = std::pair<uint32_t, uint64_t>;  // source, record offset
+
+  const StorageRecord* record_at(uint64_t offset) const;
+  void compare(uint32_t source, const Begun& begun) const;
+  static void join(std::map<uint64_t, Run>& runs);
+
+  const SourceSet& sources_;
+  uint32_t source_ = UINT32_MAX;
+  std::vector<StorageRecord> records_;  // of source_, by offset
+  std::mutex mutex_;                    // guards: begun_, checked_, unchecked_
+  std::map<Key, Begun> begun_;
+  uint64_t checked_ = 0;
+  uint64_t unchecked_ = 0;
+};
+
+}  // namespace zckpt

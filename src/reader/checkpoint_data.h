@@ -1,0 +1,29 @@
+// SPDX-FileCopyrightText: The zckpt authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+
+#include "reader/layout.h"
+#include "zckpt/checkpoint.h"
+
+namespace zckpt {
+
+// What a Checkpoint is made of. Built once, then immutable.
+class CheckpointData {
+ public:
+  CheckpointFacts facts;
+  std::shared_ptr<const ShardSet> shards;  // null for a weights folder
+  std::shared_ptr<const SourceSet> sources;
+  Contents contents;
+};
+
+// Index of a folder that was found. `shards` is null for a weights folder,
+// else what read_shards gave. Errors: as Checkpoint::open.
+std::shared_ptr<const CheckpointData> build_checkpoint(
+    const CheckpointPath& where, std::shared_ptr<const ShardSet> shards);
+
+// Facts that shards tell before any layout is chosen.
+CheckpointFacts facts_of(const ShardSet& shards);
+
+}  // namespace zckpt

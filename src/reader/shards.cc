@@ -1,0 +1,206 @@
+// SPDX-FileCopyrightText: The zckpt authors
+// SPDX-License-Identifier: Apache-2.0
+#include "reader/shards.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <mutex>
+
+#include "base/parallel.h"
+#include "base/text.h"
+#include "reader/shard_reader.h"
+#include "reader/zip_directory.h"
+
+namespace zckpt {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string file_name(const std::string& path) {
+  return fs::path(path).filename().string();
+}
+
+// Tables of ranks are equal as a rule: one copy serves all of them.
+class TablePool {
+ public:
+  std::shared_ptr<const VectorTable> share(
+      std::shared_ptr<const VectorTable> table) {
+    const std::lock_guard lock(mutex_);
+    for (const auto& known : tables_) {
+      if (*known == *table) return known;
+    }
+    tables_.push_back(table);
+    return table;
+  }
+
+ private:
+  std::mutex mutex_;  // guards: tables_
+  std::vector<std::shared_ptr<const VectorTable>> tables_;
+};
+
+// Whether two files hold the same shard: equal sizes and equal directories,
+// which list a CRC for each record.
+bool same_content(const std::string& a, const std::string& b) {
+  try {
+    const FileSource first(a);
+    const FileSource second(b);
+    if (first.size() != second.size()) return false;
+    const ZipDirectory left(first);
+    const ZipDirectory right(second);
+    return std::equal(
+        left.entries().begin(), left.entries().end(), right.entries().begin(),
+        right.entries().end(), [](const ZipEntry& x, const ZipEntry& y) {
+          return x.name == y.name && x.size == y.size && x.crc == y.crc;
+        });
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+class FolderReader {
+ public:
+  FolderReader(const CheckpointPath& where, const OpenOptions& options)
+      : options_(options) {
+    set_.where = where;
+    set_.sources = std::make_shared<SourceSet>(where.folder);
+  }
+
+  ShardSet read() {
+    list(set_.where.tag_folder);
+    for (const std::string& folder : set_.where.also) list(folder);
+    std::sort(set_.files.begin(), set_.files.end(),
+              [](const ShardFile& a, const ShardFile& b) {
+                const auto key = [](const ShardFile& f) {
+                  return std::tuple(f.name.kind, f.name.mp_rank,
+                                    f.name.rank.value_or(0), f.path);
+                };
+                return key(a) < key(b);
+              });
+    parallel_for(set_.files.size(), resolve_threads(options_.threads),
+                 options_.stop, [&](size_t i, int) {
+                   ShardFile& file = set_.files[i];
+                   read_shard(file);
+                   if (file.vectors) file.vectors = pool_.share(file.vectors);
+                 });
+    for (ShardFile& file : set_.files) {
+      file.source = set_.sources->add(file.path, file.size_bytes);
+    }
+    return std::move(set_);
+  }
+
+ private:
+  void list(const std::string& folder) {
+    std::error_code error;
+    fs::directory_iterator it(folder, error);
+    for (; !error && it != fs::directory_iterator(); it.increment(error)) {
+      const std::string name = it->path().filename().string();
+      if (name == "offloaded_tensors") {
+        list_swap_files(it->path());
+        continue;
+      }
+      const ShardName shard = classify(name);
+      if (shard.kind == ShardKind::Model || shard.kind == ShardKind::Optim) {
+        add(shard, it->path().string());
+      } else if (shard.kind != ShardKind::Other) {
+        set_.others.push_back(shard);
+        set_.other_files.push_back(name);
+      }
+    }
+    if (error) {
+      throw Error(ErrorCode::Io, "cannot list: " + error.message(),
+                  {.file = folder});
+    }
+  }
+
+  void add(const ShardName& shard, const std::string& path) {
+    const auto [it, fresh] =
+        by_name_.try_emplace(file_name(path), set_.files.size());
+    if (!fresh) {
+      const ShardFile& known = set_.files[it->second];
+      if (!same_content(known.path, path)) {
+        set_.findings.push_back(
+            {.code = "shard-conflict",
+             .severity = Severity::Error,
+             .message = "two folders hold different files for this shard: " +
+                        escape(known.path) + " and " + escape(path) +
+                        "; leave one of the folders out",
+             .file = file_name(path),
+             .rank = shard.rank});
+      }
+      return;
+    }
+    ShardFile file;
+    file.name = shard;
+    file.path = path;
+    set_.files.push_back(std::move(file));
+  }
+
+  // offloaded_tensors/rankRR/*.tensor.swp (format.md 3.6).
+  void list_swap_files(const fs::path& folder) {
+    std::error_code error;
+    for (fs::recursive_directory_iterator it(folder, error);
+         !error && it != fs::recursive_directory_iterator();
+         it.increment(error)) {
+      if (!it->is_regular_file(error)) continue;
+      const fs::path& path = it->path();
+      const std::string key = path.parent_path().filename().string() + "/" +
+                              path.filename().string();
+      const uint64_t size = it->file_size(error);
+      set_.swap_files[key] = set_.sources->add(path.string(), size);
+    }
+    if (error) {
+      throw Error(ErrorCode::Io, "cannot list: " + error.message(),
+                  {.file = folder.string()});
+    }
+  }
+
+  const OpenOptions& options_;
+  TablePool pool_;
+  std::map<std::string, size_t> by_name_;
+  ShardSet set_;
+};
+
+}  // namespace
+
+const ShardFile* ShardSet::model(std::optional<uint32_t> rank,
+                                 uint32_t mp_rank) const {
+  for (const ShardFile& file : files) {
+    if (file.name.kind == ShardKind::Model && file.name.rank == rank &&
+        file.name.mp_rank == mp_rank) {
+      return &file;
+    }
+  }
+  return nullptr;
+}
+
+const ShardFile* ShardSet::optim(uint32_t rank) const {
+  for (const ShardFile& file : files) {
+    if (file.name.kind == ShardKind::Optim && file.name.rank == rank) {
+      return &file;
+    }
+  }
+  return nullptr;
+}
+
+const ShardFile* ShardSet::leading_model() const {
+  for (const ShardFile& file : files) {
+    if (file.name.kind == ShardKind::Model && file.model) return &file;
+  }
+  return nullptr;
+}
+
+std::optional<uint32_t> ShardSet::swap_source(
+    uint32_t rank, const std::string& swap_id) const {
+  char folder[32];
+  std::snprintf(folder, sizeof(folder), "rank%02u/", rank);
+  const auto it = swap_files.find(folder + swap_id + ".tensor.swp");
+  if (it == swap_files.end()) return std::nullopt;
+  return it->second;
+}
+
+ShardSet read_shards(const CheckpointPath& where, const OpenOptions& options) {
+  return FolderReader(where, options).read();
+}
+
+}  // namespace zckpt

@@ -1,0 +1,192 @@
+// SPDX-FileCopyrightText: The zckpt authors
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "base/text.h"
+#include "reader/layout.h"
+#include "reader/safetensors_file.h"
+
+// A folder of Hugging Face weights: model.safetensors or pytorch_model.bin, or
+// several files with an index (conventions.md M1).
+
+namespace zckpt {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr uint64_t kIndexCap = uint64_t{1} << 28;
+
+// An index is somebody else's text: a file name in it must be a plain name
+// with the index's own extension (huggingface_hub refuses the same).
+void check_file_name(const std::string& name, const std::string& extension,
+                     const std::string& index) {
+  if (name.empty() || name.find('/') != std::string::npos ||
+      name.find('\\') != std::string::npos ||
+      name.find(':') != std::string::npos || name == ".." ||
+      !name.ends_with(extension)) {
+    throw Error(ErrorCode::Corrupt,
+                "the index names a file that is no plain *" + extension +
+                    " name: " + escape(name),
+                {.file = index});
+  }
+}
+
+class WeightsFolder {
+ public:
+  WeightsFolder(std::string folder, SourceSet& sources)
+      : folder_(std::move(folder)), sources_(sources) {}
+
+  Contents read() {
+    // The order in which transformers looks.
+    if (exists("model.safetensors")) {
+      add_safetensors("model.safetensors");
+    } else if (exists("model.safetensors.index.json")) {
+      read_index("model.safetensors.index.json", ".safetensors");
+    } else if (exists("pytorch_model.bin")) {
+      add_bin("pytorch_model.bin");
+    } else {
+      read_index("pytorch_model.bin.index.json", ".bin");
+    }
+    for (const Tensor& tensor : contents_.tensors()) {
+      contents_.module_order.push_back(tensor.name);
+    }
+    return std::move(contents_);
+  }
+
+ private:
+  bool exists(const std::string& name) const {
+    return fs::exists(fs::path(folder_) / name);
+  }
+  std::string path(const std::string& name) const {
+    return (fs::path(folder_) / name).string();
+  }
+
+  void read_index(const std::string& index, const std::string& extension) {
+    const json root = json::parse(read_text_file(path(index), kIndexCap),
+                                  nullptr, /*allow_exceptions=*/false);
+    if (!root.is_object() || !root.contains("weight_map") ||
+        !root["weight_map"].is_object()) {
+      throw Error(ErrorCode::Corrupt, "expected an object with a weight_map",
+                  {.file = index});
+    }
+    std::map<std::string, size_t> expected;  // tensors per file
+    std::map<std::string, std::string> file_of;
+    for (const auto& [name, file] : root["weight_map"].items()) {
+      if (!file.is_string()) {
+        throw Error(ErrorCode::Corrupt, "a file name is no string",
+                    {.file = index, .tensor = name});
+      }
+      check_file_name(file, extension, index);
+      ++expected[file];
+      file_of[name] = file;
+    }
+    for (const auto& [file, count] : expected) {
+      const size_t before = contents_.tensors().size();
+      extension == ".bin" ? add_bin(file) : add_safetensors(file);
+      const size_t found = contents_.tensors().size() - before;
+      if (found != count) {
+        throw Error(ErrorCode::Corrupt,
+                    "the index expects " + count_of(count, "tensor") +
+                        " here, found " + std::to_string(found),
+                    {.file = file});
+      }
+    }
+    for (const Tensor& tensor : contents_.tensors()) {
+      if (!file_of.contains(tensor.name)) {
+        throw Error(ErrorCode::Corrupt, "the index does not list this tensor",
+                    {.file = index, .tensor = tensor.name});
+      }
+    }
+    if (root.contains("metadata") && root["metadata"].is_object()) {
+      for (const auto& [key, value] : root["metadata"].items()) {
+        if (value.is_string()) {
+          note_alias(key, value.get<std::string>());
+        }
+      }
+    }
+  }
+
+  void note_alias(const std::string& alias, const std::string& kept) {
+    if (contents_.find(kept) && !contents_.find(alias)) {
+      contents_.aliases.emplace_back(alias, kept);
+    }
+  }
+
+  void add_safetensors(const std::string& name) {
+    const FileSource source(path(name));
+    SafetensorsFile file;
+    try {
+      file = read_safetensors_header(source);
+    } catch (Error& error) {
+      throw error.in_file(name);
+    }
+    const uint32_t id = sources_.add(path(name), source.size());
+    for (SafetensorsEntry& entry : file.entries) {
+      TensorView view{.dtype = entry.dtype,
+                      .shape = entry.shape,
+                      .stride = {},
+                      .offset = entry.offset,
+                      .storage_offset = entry.offset,
+                      .numel = entry.size_bytes / size_of(entry.dtype)};
+      view.stride.assign(entry.shape.size(), 1);
+      for (size_t d = entry.shape.size(); d-- > 1;) {
+        view.stride[d - 1] = view.stride[d] * entry.shape[d];
+      }
+      add(entry.name, id, view);
+    }
+    for (const auto& [key, value] : file.metadata) note_alias(key, value);
+  }
+
+  void add_bin(const std::string& name) {
+    const FileSource source(path(name));
+    const uint32_t id = sources_.add(path(name), source.size());
+    try {
+      const TorchFile file = TorchFile::open(source);
+      const Value root = file.root();
+      if (!root.is_mapping()) {
+        throw Error(ErrorCode::Corrupt, "expected a dict of tensors");
+      }
+      std::map<std::pair<uint64_t, std::vector<uint64_t>>, std::string> places;
+      for (size_t i = 0; i < root.size(); ++i) {
+        const auto key = root.key(i).string();
+        if (!key) continue;
+        const auto view = view_of(file, root.value(i));
+        if (!view) continue;
+        const auto [known, fresh] = places.try_emplace(
+            std::pair(view->offset, view->shape), std::string(*key));
+        if (!fresh && view->numel != 0) {
+          contents_.aliases.emplace_back(std::string(*key), known->second);
+          continue;
+        }
+        add(std::string(*key), id, *view);
+      }
+    } catch (Error& error) {
+      throw error.in_file(name);
+    }
+  }
+
+  void add(const std::string& name, uint32_t source, const TensorView& view) {
+    contents_.add({.name = name,
+                   .role = Role::Model,
+                   .dtype = view.dtype,
+                   .shape = view.shape,
+                   .numel = view.numel},
+                  place_view(source, view));
+  }
+
+  std::string folder_;
+  SourceSet& sources_;
+  Contents contents_;
+};
+
+}  // namespace
+
+Contents read_weights_folder(const std::string& folder, SourceSet& sources) {
+  return WeightsFolder(folder, sources).read();
+}
+
+}  // namespace zckpt

@@ -1,0 +1,82 @@
+// SPDX-FileCopyrightText: The zckpt authors
+// SPDX-License-Identifier: Apache-2.0
+#include "verify/checks.h"
+
+#include <algorithm>
+
+#include "reader/checkpoint_data.h"
+
+namespace zckpt {
+namespace {
+
+bool any_error(const std::vector<Finding>& findings) {
+  return std::any_of(findings.begin(), findings.end(), [](const Finding& f) {
+    return f.severity == Severity::Error;
+  });
+}
+
+void append(std::vector<Finding>& to, const std::vector<Finding>& from) {
+  to.insert(to.end(), from.begin(), from.end());
+}
+
+// An error that building the index gave, as the finding that it is.
+Finding finding_of(const Error& error) {
+  Finding finding{.code = "container-damaged",
+                  .severity = Severity::Error,
+                  .message = error.message(),
+                  .file = error.file(),
+                  .tensor = error.tensor(),
+                  .offset = error.offset()};
+  if (!error.findings().empty()) {
+    finding.code = error.findings().front().code;
+  } else if (error.code() == ErrorCode::Unsupported ||
+             error.code() == ErrorCode::Invalid) {
+    finding.code = "unsupported-layout";
+  }
+  return finding;
+}
+
+Finding excluded_finding() {
+  return {.code = "frozen-missing",
+          .severity = Severity::Error,
+          .message =
+              "the save left frozen weights out (exclude_frozen_parameters, as "
+              "the Trainer does for PEFT models): the full model is not here. "
+              "--exclude-frozen merges what is"};
+}
+
+}  // namespace
+
+CheckedCheckpoint check_for_merge(const CheckpointPath& where,
+                                  const OpenOptions& options) {
+  CheckedCheckpoint checked;
+  std::shared_ptr<const ShardSet> shards;
+  if (where.framework != Framework::Weights) {
+    shards = std::make_shared<const ShardSet>(read_shards(where, options));
+    checked.findings = check_shards(*shards);
+    if (any_error(checked.findings)) return checked;
+  }
+  try {
+    if (shards != nullptr && shards->leading_model() != nullptr) {
+      const ModelStates states =
+          read_model_states(*shards, *shards->leading_model());
+      append(checked.findings, check_sums(*shards, states));
+      if (any_error(checked.findings)) return checked;
+    }
+    auto data = build_checkpoint(where, shards);
+    append(checked.findings, data->contents.findings);
+    if (data->facts.frozen_excluded) {
+      checked.findings.push_back(excluded_finding());
+    }
+    checked.checkpoint = Checkpoint(std::move(data));
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::Io ||
+        error.code() == ErrorCode::Interrupted) {
+      throw;
+    }
+    checked.findings.push_back(finding_of(error));
+  }
+  return checked;
+}
+
+}  // namespace zckpt

@@ -1,0 +1,53 @@
+// SPDX-FileCopyrightText: The zckpt authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "reader/discovery.h"
+#include "reader/model_states.h"
+#include "reader/shards.h"
+#include "zckpt/checkpoint.h"
+#include "zckpt/finding.h"
+
+namespace zckpt {
+
+// The checks on a checkpoint, as findings. Severities answer "can the weights
+// be merged?": an error means no. Nothing here throws for what is wrong with
+// a file; one damaged file never hides another.
+
+// What the files and their metadata say, across all ranks: the shard set,
+// every file's own soundness, and whether all of it comes from one save.
+std::vector<Finding> check_shards(const ShardSet& shards);
+
+// Whether the partitions add up to what the parameters need. REQUIRES:
+// check_shards found no error.
+std::vector<Finding> check_sums(const ShardSet& shards,
+                                const ModelStates& states);
+
+struct CheckedCheckpoint {
+  // Absent where an error keeps the files from being put together.
+  std::optional<Checkpoint> checkpoint;
+  std::vector<Finding> findings;
+};
+
+// Reads the checkpoint at `where` and makes every metadata check that concerns
+// its weights. Errors: Io where a folder cannot be read, Interrupted.
+CheckedCheckpoint check_for_merge(const CheckpointPath& where,
+                                  const OpenOptions& options);
+
+struct CopyCheck {
+  std::vector<Finding> findings;  // weights-disagree
+  uint64_t elements = 0;          // compared
+};
+
+// Compares masters with the copies that the model computes with, which files
+// of stages 0 to 2 hold beside them: each master must round to its copy, bit
+// for bit (NaN as a class). Without `full` at least 64 elements of each
+// tensor: the first, the last, and both sides of every rank boundary.
+CopyCheck check_copies(const Checkpoint& checkpoint, bool full,
+                       const OpenOptions& options);
+
+}  // namespace zckpt

@@ -1,0 +1,22 @@
+// SPDX-FileCopyrightText: The zckpt authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "cli/options.h"
+
+namespace zckpt::cli {
+
+// A verb that is ready to run: its subcommand holds the parsed options.
+struct Verb {
+  std::string name;
+  bool* json = nullptr;
+  std::function<int(const Context&)> run;
+};
+
+Verb add_inspect(CLI::App& app);
+Verb add_merge(CLI::App& app);
+
+}  // namespace zckpt::cli
