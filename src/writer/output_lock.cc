@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "zckpt/error.h"
@@ -59,6 +60,11 @@ bool create(const std::string& path, bool single_file,
       .valid();
 }
 
+bool is_unused(const std::string& path) {
+  std::error_code error;
+  return std::filesystem::is_empty(path, error) && !error;
+}
+
 }  // namespace
 
 std::optional<Claim> claim(const OutputPlace& place, const std::string& path,
@@ -93,7 +99,9 @@ std::optional<Claim> claim_fresh(const OutputPlace& place,
     if (!made && errno != EEXIST) throw_errno("cannot create", path);
     std::optional<Claim> held = claim(place, path, calls);
     if (!held.has_value()) continue;
-    if (made) return held;
+    // Made by this run, unless another one took that for leavings, made its
+    // own and was killed, all before the claim.
+    if (made && is_unused(path)) return held;
     if (!held->locked) {
       throw Error(ErrorCode::Conflict,
                   "another run is writing it or was killed; this file system "

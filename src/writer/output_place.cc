@@ -62,6 +62,8 @@ std::vector<fs::directory_entry> entries_of(const std::string& folder) {
   for (; !error && it != fs::directory_iterator(); it.increment(error)) {
     entries.push_back(*it);
   }
+  // Gone meanwhile: another run may be at work here, which the lock will tell.
+  if (error == std::errc::no_such_file_or_directory) return {};
   if (error) throw_io("cannot list", folder, error);
   return entries;
 }

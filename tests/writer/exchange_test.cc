@@ -232,6 +232,22 @@ TEST_F(OutputLockTest, DoesNotTakeAnOutputThatWasJustCommittedForLeavings) {
   EXPECT_EQ(tree_of(out_), old_);
 }
 
+TEST_F(OutputLockTest, DoesNotTakeLeavingsForItsOwn) {
+  // Between our mkdir and our lock another run took the folder for leavings,
+  // made its own, and was killed.
+  OutputCalls calls = system_calls();
+  bool first = true;
+  calls.mkdir = [&](const char* path, mode_t mode) {
+    const int result = system_calls().mkdir(path, mode);
+    if (first) write_all(fs::path(path) / "theirs", "half a file");
+    first = false;
+    return result;
+  };
+  Output output(out_, {}, calls);
+  write_files(output, {{"f", "1"}});
+  EXPECT_EQ(tree_of(out_), (Tree{{"f", "1"}}));
+}
+
 TEST_F(OutputLockTest, HoldsTheOldOutputWhileItIsBeingRemoved) {
   for (const Way way : {Way::OneStep, Way::TwoSteps}) {
     make_tree(out_, old_);
