@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -31,6 +32,7 @@ struct CheckedCheckpoint {
   // Absent where an error keeps the files from being put together.
   std::optional<Checkpoint> checkpoint;
   std::vector<Finding> findings;
+  std::shared_ptr<const ShardSet> shards;  // null for a weights folder
 };
 
 // Reads the checkpoint at `where` and makes every metadata check that concerns
