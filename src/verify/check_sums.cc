@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <optional>
 
 #include "base/arithmetic.h"
 #include "base/text.h"
@@ -16,17 +17,19 @@
 namespace zckpt {
 namespace {
 
-// {0, 16, 4} of "0.16.4+unknown"; empty where there is no version.
-std::vector<int> version_parts(const std::string& version) {
-  std::vector<int> parts;
-  const char* next = version.c_str();
-  while (*next >= '0' && *next <= '9') {
+using Version = std::array<int, 3>;
+
+// {0, 16, 4} of "0.16.4+unknown"; nothing where there is no version.
+std::optional<Version> parse_version(const std::string& text) {
+  Version version{};
+  const char* next = text.c_str();
+  for (size_t i = 0; i < version.size() && *next >= '0' && *next <= '9'; ++i) {
     char* end = nullptr;
-    parts.push_back(static_cast<int>(std::strtol(next, &end, 10)));
-    if (*end != '.') break;
-    next = end + 1;
+    version[i] = static_cast<int>(std::strtol(next, &end, 10));
+    next = *end == '.' ? end + 1 : end;
   }
-  return parts;
+  if (next == text.c_str()) return std::nullopt;
+  return version;
 }
 
 class SumChecker {
@@ -35,7 +38,7 @@ class SumChecker {
       : shards_(shards),
         states_(states),
         ranks_(ranked_optim(shards)),
-        version_(version_parts(ranks_[0]->optim->ds_version)) {}
+        version_(parse_version(ranks_[0]->optim->ds_version)) {}
 
   std::vector<Finding> run() {
     switch (ranks_[0]->optim->kind) {
@@ -63,8 +66,8 @@ class SumChecker {
     finding.rank = file.name.rank;
   }
 
-  bool before(std::vector<int> version) const {
-    return !version_.empty() && version_ < version;
+  bool before(const Version& version) const {
+    return version_ && *version_ < version;
   }
 
   // All ranks are equal here (check_shards), so rank 0 speaks for them.
@@ -175,7 +178,7 @@ class SumChecker {
     for (const ShardFile* rank : ranks_) have += length(*rank, group);
     // Since 0.16.4 every rank strips its padding; before, up to one alignment
     // unit of zeros could stay (format.md 3.2).
-    const bool exact = !version_.empty() && !before({0, 16, 4});
+    const bool exact = version_ && !before({0, 16, 4});
     const uint64_t allowed = exact ? 0 : 2 * n - 1;
     if (have < need) {
       report("partition-short",
@@ -198,10 +201,10 @@ class SumChecker {
   void check_cut(size_t group, uint64_t need) {
     const uint64_t n = ranks_.size();
     std::vector<uint64_t> partitions;
-    if (version_.empty() || !before({0, 5, 2})) {
+    if (!version_ || !before({0, 5, 2})) {
       partitions.push_back(align_up(need, 2 * n) / n);
     }
-    if (version_.empty() || before({0, 5, 2})) {
+    if (!version_ || before({0, 5, 2})) {
       partitions.push_back(align_up(need, n) / n);
     }
     const ShardFile* first_bad = nullptr;
@@ -252,7 +255,7 @@ class SumChecker {
   const ShardSet& shards_;
   const ModelStates& states_;
   std::vector<const ShardFile*> ranks_;
-  std::vector<int> version_;
+  std::optional<Version> version_;
   std::vector<Finding> findings_;
 };
 
