@@ -67,6 +67,12 @@ class Inspector {
     result_.files = std::move(files);
     for (const auto& [key, source] : shards_->swap_files) {
       account_swap_file(source, useful);
+      // "rank03/..."
+      const auto rank =
+          number_after(std::string_view(key).substr(0, key.find('/')), "rank");
+      if (rank && *rank <= UINT32_MAX) {
+        result_.files.back().rank = static_cast<uint32_t>(*rank);
+      }
     }
   }
 
@@ -115,14 +121,8 @@ class Inspector {
             it->path().lexically_relative(where_.folder).generic_string();
         if (std::binary_search(known.begin(), known.end(), name)) continue;
         const uint64_t size = it->file_size(ignored);
-        FileBytes file{.file = name, .bytes = size};
-        const ShardName shard = classify(it->path().filename().string());
-        const bool weights = is_weights(it->path().filename().string());
-        file.contents = {{shard.kind != ShardKind::Other ? "unread"
-                          : weights                      ? "weights"
-                                                         : "side_files",
-                          size}};
-        file.rank = shard.rank;
+        FileBytes file = account_other(it->path(), size);
+        file.file = name;
         found.push_back(std::move(file));
       }
       std::sort(found.begin(), found.end(),
@@ -133,10 +133,29 @@ class Inspector {
     add(where_.folder);
   }
 
-  static bool is_weights(const std::string& name) {
-    return (name.starts_with("model") || name.starts_with("adapter_model") ||
-            name.starts_with("pytorch_model")) &&
-           (name.ends_with(".safetensors") || name.ends_with(".bin"));
+  static FileBytes account_other(const fs::path& path, uint64_t size) {
+    FileBytes file{.bytes = size};
+    const std::string name = path.filename().string();
+    const ShardName shard = classify(name);
+    file.rank = shard.rank;
+    if (name.ends_with(".safetensors")) {
+      try {
+        const FileSource source(path.string());
+        const uint64_t header = read_safetensors_header(source).header_bytes;
+        file.contents = {{"weights", size - header}, {"container", header}};
+      } catch (const Error&) {
+        file.contents = {{"unread", size}};
+      }
+      return file;
+    }
+    const bool bin =
+        name.ends_with(".bin") && (name.starts_with("pytorch_model") ||
+                                   name.starts_with("adapter_model"));
+    file.contents = {{shard.kind != ShardKind::Other ? "unread"
+                      : bin                          ? "weights"
+                                                     : "side_files",
+                      size}};
+    return file;
   }
 
   void sum_up() {

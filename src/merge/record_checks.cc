@@ -24,20 +24,21 @@ void RecordChecks::enter(uint32_t source) {
   std::erase_if(records_, [](const auto& r) { return r.size_bytes == 0; });
   std::sort(records_.begin(), records_.end(),
             [](const auto& a, const auto& b) { return a.offset < b.offset; });
+  wanted_.assign(records_.size(), false);
 }
 
-const StorageRecord* RecordChecks::record_at(uint64_t offset) const {
+std::optional<size_t> RecordChecks::record_at(uint64_t offset) const {
   auto it = std::upper_bound(
       records_.begin(), records_.end(), offset,
       [](uint64_t o, const StorageRecord& r) { return o < r.offset; });
-  if (it == records_.begin()) return nullptr;
+  if (it == records_.begin()) return std::nullopt;
   --it;
-  return offset - it->offset < it->size_bytes ? &*it : nullptr;
+  if (offset - it->offset >= it->size_bytes) return std::nullopt;
+  return static_cast<size_t>(it - records_.begin());
 }
 
-uint64_t RecordChecks::record_end(uint64_t offset) const {
-  const StorageRecord* record = record_at(offset);
-  return record == nullptr ? offset : record->offset + record->size_bytes;
+void RecordChecks::want(uint64_t offset) {
+  if (const auto i = record_at(offset)) wanted_[*i] = true;
 }
 
 void RecordChecks::claim(uint64_t begin, uint64_t end,
@@ -51,6 +52,7 @@ void RecordChecks::claim(uint64_t begin, uint64_t end,
     uint64_t from = std::max(begin, it->offset);
     const uint64_t to = std::min(end, it->offset + it->size_bytes);
     if (from >= to) continue;
+    if (!wanted_[static_cast<size_t>(it - records_.begin())]) continue;
     Begun& begun = begun_[{source_, it->offset}];
     if (begun.runs.empty()) begun.record = *it;
     // Leaves out what is claimed already, by a tensor that shares the data.

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -35,12 +36,13 @@ class RecordChecks {
   // again, since CRCs are per rank and record and are not kept).
   void enter(uint32_t source);
 
-  // Of [begin, end) of the source entered last, the parts that belong to
-  // records and that nobody claimed: the caller computes their CRCs.
-  void claim(uint64_t begin, uint64_t end, std::vector<ByteRange>& out);
+  // The record at `offset` of the source entered last is read for its own
+  // sake. Records that a read merely passes over are none of ours.
+  void want(uint64_t offset);
 
-  // The end of the record that `offset` lies in, or `offset` itself.
-  uint64_t record_end(uint64_t offset) const;
+  // Of [begin, end) of the source entered last, the parts that belong to
+  // wanted records and that nobody claimed: the caller computes their CRCs.
+  void claim(uint64_t begin, uint64_t end, std::vector<ByteRange>& out);
 
   // The CRC of a claimed range.
   void add(const ByteRange& range, uint32_t crc);
@@ -65,13 +67,14 @@ class RecordChecks {
   };
   using Key = std::pair<uint32_t, uint64_t>;  // source, record offset
 
-  const StorageRecord* record_at(uint64_t offset) const;
+  std::optional<size_t> record_at(uint64_t offset) const;
   void compare(uint32_t source, const Begun& begun) const;
   static void join(std::map<uint64_t, Run>& runs);
 
   const SourceSet& sources_;
   uint32_t source_ = UINT32_MAX;
   std::vector<StorageRecord> records_;  // of source_, by offset
+  std::vector<bool> wanted_;            // of records_
   std::mutex mutex_;                    // guards: begun_, checked_, unchecked_
   std::map<Key, Begun> begun_;
   uint64_t checked_ = 0;

@@ -21,7 +21,10 @@ class WindowBuilder {
 
   void add(const Piece& piece) {
     if (open_ && piece.source != window_.source) close();
-    if (checks_ != nullptr) checks_->enter(piece.source);
+    if (checks_ != nullptr) {
+      checks_->enter(piece.source);
+      checks_->want(piece.offset);
+    }
     if (piece.count > 1) {
       if (!fits(piece.offset, piece.hull())) close();
       put(piece, piece.hull());
@@ -86,12 +89,6 @@ class WindowBuilder {
     if (!open_) return;
     open_ = false;
     if (checks_ != nullptr) {
-      // A short tail of padding up to the record's end comes along, so that
-      // the record is whole.
-      const uint64_t end = checks_->record_end(window_.end - 1);
-      if (end - window_.end <= kGapBytes && end - window_.begin <= capacity_) {
-        window_.end = end;
-      }
       checks_->claim(window_.begin, window_.end, list_.ranges);
       window_.range_count = list_.ranges.size() - window_.first_range;
     }
