@@ -17,6 +17,18 @@ bool is_error(const Finding& finding) {
   return finding.severity == Severity::Error;
 }
 
+// Damage is Corrupt; what is sound, but cannot be read or was never in the
+// save, is not.
+ErrorCode code_of(const Finding& finding) {
+  if (finding.code == "unsupported-layout" ||
+      finding.code == "foreign-writer") {
+    return ErrorCode::Unsupported;
+  }
+  const bool left_out = finding.code == "frozen-missing" &&
+                        finding.file.empty() && finding.tensor.empty();
+  return left_out ? ErrorCode::Invalid : ErrorCode::Corrupt;
+}
+
 // A refusal that carries all that was found; its message is the first error.
 Error refusal(std::vector<Finding> findings) {
   const auto first = std::find_if(findings.begin(), findings.end(), is_error);
@@ -27,7 +39,7 @@ Error refusal(std::vector<Finding> findings) {
                count_of(static_cast<uint64_t>(errors - 1), "more error") + ")";
   }
   Error error(
-      ErrorCode::Corrupt, message,
+      code_of(*first), message,
       {.file = first->file, .tensor = first->tensor, .offset = first->offset});
   error.with_findings(std::move(findings));
   return error;
