@@ -24,6 +24,7 @@ class MemorySource final : public ByteSource {
       throw Error(ErrorCode::Corrupt, "read past the end",
                   {.file = name_, .offset = offset});
     }
+    if (out.empty()) return;  // may have no address, which memcpy rejects
     std::memcpy(out.data(), bytes_.data() + offset, out.size());
   }
   const std::string& name() const override { return name_; }
