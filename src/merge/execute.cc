@@ -22,6 +22,8 @@ constexpr size_t kBatchPieces = size_t{1} << 16;
 // Converted elements are written in runs of at most this many bytes.
 constexpr uint64_t kScratchBytes = uint64_t{1} << 20;
 constexpr uint64_t kLargestElement = 8;
+// Output files that are written at a time: with the sources below 128.
+constexpr size_t kOpenFiles = 48;
 
 // The buffers of one worker.
 struct Buffers {
@@ -83,24 +85,13 @@ class Executor {
   }
 
   void run() {
-    // In the order of the sources, as far as the index knows it: tensors of
-    // one group follow each other in every rank's file.
-    struct Target {
-      const PlannedTensor* tensor;
-      uint32_t file;
-    };
-    std::vector<Target> targets;
-    for (uint32_t f = 0; f < plan_.files.size(); ++f) {
-      for (const PlannedTensor& tensor : plan_.files[f].tensors) {
-        targets.push_back({&tensor, f});
-      }
+    // A file is open from its first byte to its last, so only some of them
+    // are begun at a time. Shards follow the module's order, as the sources
+    // do: each group reads its own stretch of every source.
+    const size_t count = plan_.files.size();
+    for (size_t first = 0; first < count; first += kOpenFiles) {
+      run_files(first, std::min(count, first + kOpenFiles));
     }
-    std::stable_sort(targets.begin(), targets.end(),
-                     [](const Target& a, const Target& b) {
-                       return a.tensor->tensor < b.tensor->tensor;
-                     });
-    for (const Target& target : targets) add(*target.tensor, target.file);
-    run_batch();
     if (options_.check != Check::None) read_missing();
   }
 
@@ -131,6 +122,29 @@ class Executor {
     for (Buffers& buffers : buffers_) {
       buffers.scratch.resize(static_cast<size_t>(scratch));
     }
+  }
+
+  void run_files(size_t first, size_t end) {
+    // In the order of the sources, as far as the index knows it: tensors of
+    // one group follow each other in every rank's file.
+    struct Target {
+      const PlannedTensor* tensor;
+      uint32_t file;
+    };
+    std::vector<Target> targets;
+    for (size_t f = first; f < end; ++f) {
+      const PlannedFile& planned = plan_.files[f];
+      files_[f]->write_at(0, std::as_bytes(std::span(planned.header)));
+      for (const PlannedTensor& tensor : planned.tensors) {
+        targets.push_back({&tensor, static_cast<uint32_t>(f)});
+      }
+    }
+    std::stable_sort(targets.begin(), targets.end(),
+                     [](const Target& a, const Target& b) {
+                       return a.tensor->tensor < b.tensor->tensor;
+                     });
+    for (const Target& target : targets) add(*target.tensor, target.file);
+    run_batch();
   }
 
   RecordChecks* checks() {
@@ -280,9 +294,7 @@ void execute(const Checkpoint& checkpoint, const Plan& plan,
              const MergeOptions& options, Output& output, MergeResult& result) {
   std::vector<Output::File*> files;
   for (const PlannedFile& planned : plan.files) {
-    Output::File& file = output.create(planned.name, planned.size_bytes);
-    file.write_at(0, std::as_bytes(std::span(planned.header)));
-    files.push_back(&file);
+    files.push_back(&output.create(planned.name, planned.size_bytes));
   }
   Executor executor(checkpoint, plan, options, std::move(files));
   executor.run();

@@ -53,6 +53,7 @@ void RecordChecks::claim(uint64_t begin, uint64_t end,
     const uint64_t to = std::min(end, it->offset + it->size_bytes);
     if (from >= to) continue;
     if (!wanted_[static_cast<size_t>(it - records_.begin())]) continue;
+    if (complete_.contains({source_, it->offset})) continue;
     Begun& begun = begun_[{source_, it->offset}];
     if (begun.runs.empty()) begun.record = *it;
     // Leaves out what is claimed already, by a tensor that shares the data.
@@ -108,6 +109,7 @@ void RecordChecks::add(const ByteRange& range, uint32_t crc) {
       return;
     }
     complete = std::move(begun);
+    complete_.insert(it->first);
     begun_.erase(it);
     ++(complete.record.has_crc ? checked_ : unchecked_);
   }

@@ -6,6 +6,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -24,10 +25,11 @@ struct ByteRange {
 
 // RecordChecks checks the CRC of every record that is read whole, whatever
 // order its bytes are read in and by whom: ranges are claimed once, their CRCs
-// are combined, and a record that is complete is compared and forgotten.
+// are combined, and a record that is complete is compared, once.
 // Errors:  Corrupt with file, storage and offset where a CRC differs.
 // Threads: enter(), claim() and missing() from one thread; add() from any.
-// Memory:  the records of the source entered last, and those begun.
+// Memory:  the records of the source entered last, those begun, and a key for
+//          each that was compared.
 class RecordChecks {
  public:
   explicit RecordChecks(const SourceSet& sources) : sources_(sources) {}
@@ -75,8 +77,9 @@ class RecordChecks {
   uint32_t source_ = UINT32_MAX;
   std::vector<StorageRecord> records_;  // of source_, by offset
   std::vector<bool> wanted_;            // of records_
-  std::mutex mutex_;                    // guards: begun_, checked_, unchecked_
+  std::mutex mutex_;  // guards: begun_, complete_, checked_, unchecked_
   std::map<Key, Begun> begun_;
+  std::set<Key> complete_;  // may be read again, for a later tensor
   uint64_t checked_ = 0;
   uint64_t unchecked_ = 0;
 };
