@@ -18,8 +18,10 @@ void read_extent(const SourceSet& sources, const Extent& extent, uint64_t size,
   const uint64_t run = extent.numel * size;
   // Short runs that lie near each other are read together.
   if (extent.count > 1 && extent.stride <= kSmallRun && run != 0) {
-    const uint64_t batch = std::max<uint64_t>(
-        1, (kSmallRun * 16 - run) / std::max<uint64_t>(extent.stride, 1));
+    constexpr uint64_t kBatchBytes = kSmallRun * 16;
+    const uint64_t batch =
+        std::max<uint64_t>(1, (kBatchBytes - std::min(run, kBatchBytes)) /
+                                  std::max<uint64_t>(extent.stride, 1));
     std::vector<std::byte> buffer;
     for (uint64_t i = 0; i < extent.count; i += batch) {
       const uint64_t runs = std::min(batch, extent.count - i);
@@ -153,6 +155,12 @@ std::shared_ptr<const CheckpointData> build_checkpoint(
     data->facts.layout = layout_name(*shards, layout);
     data->facts.frozen_excluded =
         frozen_excluded(states, *shards, data->contents, data->facts.stage);
+    if (data->facts.frozen_excluded) {
+      // Left out with the frozen weights: nothing is lost by accident.
+      for (Finding& finding : data->contents.findings) {
+        if (finding.code == "alias-dangling") finding.severity = Severity::Note;
+      }
+    }
     if (!data->facts.dtype) {
       // Stage 3 leaves placeholders of the model's dtype.
       for (const ModuleEntry& entry : states.module) {

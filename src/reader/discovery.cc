@@ -40,6 +40,11 @@ struct Listing {
   }
 };
 
+bool is_folder(const std::string& path) {
+  std::error_code ignored;
+  return fs::is_directory(path, ignored);
+}
+
 Listing list(const std::string& folder) {
   Listing listing;
   std::error_code error;
@@ -149,13 +154,20 @@ class Finder {
                      [](const auto& a, const auto& b) {
                        return a.step.value_or(0) > b.step.value_or(0);
                      });
+    if (!skipped_.empty()) {
+      const std::string text = "folders that make no sense:" + skipped_;
+      if (found_.empty()) throw Error(ErrorCode::Invalid, text, {.file = path});
+      found_.front().notes.push_back("skipped " + text);
+    }
     return std::move(found_);
   }
 
  private:
   // PATH is itself the tag folder.
   void add_tag_folder(const std::string& path) {
-    const fs::path absolute = fs::absolute(path).lexically_normal();
+    std::error_code error;
+    const fs::path absolute = fs::absolute(path, error).lexically_normal();
+    if (error) throw Error(ErrorCode::Io, error.message(), {.file = path});
     // "tag/" has an empty file name.
     const fs::path tag_path =
         absolute.has_filename() ? absolute : absolute.parent_path();
@@ -171,11 +183,21 @@ class Finder {
     add(folder, tag, list(folder));
   }
 
+  // A folder that cannot be listed is not this checkpoint's business, unless
+  // it turns out to be the one that `latest` names.
+  static bool holds_shards(const std::string& folder) {
+    try {
+      return list(folder).has_shards();
+    } catch (const Error&) {
+      return false;
+    }
+  }
+
   // Tag folders directly inside `folder`, or weights.
   void add_root(const std::string& folder, const Listing& listing) {
     std::vector<std::string> tags;
     for (const std::string& name : listing.folders) {
-      if (list(join(folder, name)).has_shards()) tags.push_back(name);
+      if (holds_shards(join(folder, name))) tags.push_back(name);
     }
     if (!options_.tag.empty()) {
       if (!is_plain_name(options_.tag) ||
@@ -261,10 +283,10 @@ class Finder {
       if (!step) step = number_after(name, "checkpoint_");
       if (!step && !name.ends_with(".ckpt")) continue;
       const std::string folder = join(path, name);
-      const Listing inner = list(folder);
-      if (inner.has_shards()) continue;  // a tag folder of `path` itself
       const size_t before = found_.size();
       try {
+        const Listing inner = list(folder);
+        if (inner.has_shards()) continue;  // a tag folder of `path` itself
         add_root(folder, inner);
       } catch (const Error& error) {
         // One folder of a run that makes no sense must not hide the others.
@@ -364,12 +386,12 @@ std::vector<CheckpointPath> find_checkpoints(const std::string& path,
 }
 
 std::string resolve_also(const std::string& directory, const std::string& tag) {
-  if (!fs::is_directory(directory)) {
+  if (!is_folder(directory)) {
     throw Error(ErrorCode::Io, "no such folder (--also)", {.file = directory});
   }
   if (list(directory).has_shards()) return directory;
   const std::string inner = join(directory, tag);
-  if (fs::is_directory(inner)) return inner;
+  if (is_folder(inner)) return inner;
   throw Error(ErrorCode::Invalid,
               "--also expects a tag folder or the folder above it; there are "
               "no shards here and no folder " +

@@ -102,10 +102,14 @@ ShardName classify(std::string_view file_name) {
   // DeepSpeed's multi-writer engine appends -RANK.WRITERS (format.md 7.6).
   const size_t dash = file_name.rfind(".pt-");
   if (dash != std::string_view::npos) {
-    ShardName name = classify(file_name.substr(0, dash + 3));
-    if (name.kind != ShardKind::Other) {
-      name.kind = ShardKind::FastPart;
-      return name;
+    const std::string_view whole = file_name.substr(0, dash + 3);
+    std::string_view suffix = file_name.substr(dash + 4);
+    auto name = zero_shard(whole);
+    if (!name) name = expert_or_layer(whole);
+    if (name && take_number(suffix) && take(suffix, ".") &&
+        take_number(suffix) && suffix.empty()) {
+      name->kind = ShardKind::FastPart;
+      return *name;
     }
   }
   return {};

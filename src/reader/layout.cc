@@ -173,6 +173,13 @@ std::vector<const ShardFile*> ranked_optim(const ShardSet& shards) {
                    .offset = file.fault->offset});
     }
     ranks[*file.name.rank] = &file;
+    // A folder into which two runs saved (stage-conflict of verify).
+    const ShardFile* first = ranks[0];
+    if (first != nullptr && first->optim->kind != file.optim->kind) {
+      throw Error(ErrorCode::Corrupt,
+                  "this shard and that of rank 0 are of different ZeRO stages",
+                  {.file = shards.sources->list()[file.source].name});
+    }
   }
   for (uint32_t rank = 0; rank < count; ++rank) {
     if (ranks[rank] == nullptr) {

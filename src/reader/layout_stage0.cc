@@ -20,6 +20,12 @@ namespace zckpt {
 namespace {
 
 constexpr size_t kCompareElements = size_t{1} << 16;
+// The first look, which tells most strangers apart.
+constexpr size_t kGlanceElements = 64;
+// What the search for names may cost: it goes one call deeper per entry, and
+// weights that all look alike make it try every order.
+constexpr size_t kMaxEntries = 10'000;
+constexpr size_t kMaxSteps = 1'000'000;
 
 // The masters of one group.
 struct Group {
@@ -61,11 +67,13 @@ bool rounds_to(const FileSource& file, const TensorView& master,
                const TensorView& copy) {
   if (master.dtype != DType::F32 || !copy.contiguous) return false;
   if (copy.dtype != DType::BF16 && copy.dtype != DType::F16) return false;
-  std::vector<uint32_t> wide(kCompareElements);
-  std::vector<uint16_t> narrow(kCompareElements);
+  std::vector<uint32_t> wide;
+  std::vector<uint16_t> narrow;
   for (uint64_t done = 0; done < copy.numel;) {
-    const auto count = static_cast<size_t>(
-        std::min<uint64_t>(kCompareElements, copy.numel - done));
+    const auto count = static_cast<size_t>(std::min<uint64_t>(
+        done == 0 ? kGlanceElements : kCompareElements, copy.numel - done));
+    wide.resize(count);
+    narrow.resize(count);
     file.read_at(master.offset + done * 4,
                  std::as_writable_bytes(std::span(wide).first(count)));
     file.read_at(copy.offset + done * 2,
@@ -92,13 +100,19 @@ class Namer {
       : file_(file),
         groups_(std::move(groups)),
         entries_(std::move(entries)),
-        choice_(entries_.size(), kFrozen) {}
+        choice_(entries_.size(), kFrozen) {
+    left_.resize(entries_.size() + 1);
+    for (size_t i = entries_.size(); i-- > 0;) {
+      left_[i] = left_[i + 1] + entries_[i]->tensor->numel;
+    }
+  }
 
   // For each entry the master that is its own; empty unless there is exactly
   // one assignment.
   std::vector<std::optional<TensorView>> run() {
+    if (entries_.size() > kMaxEntries) return {};
     search(0, std::vector<uint64_t>(groups_.size(), 0));
-    if (solutions_ != 1) return {};
+    if (solutions_ != 1 || steps_ > kMaxSteps) return {};
     std::vector<std::optional<TensorView>> masters;
     std::vector<uint64_t> cursors(groups_.size(), 0);
     for (size_t i = 0; i < entries_.size(); ++i) {
@@ -126,7 +140,10 @@ class Namer {
       ++solutions_;
       return true;
     }
-    if (failed_.contains({i, cursors})) return false;
+    if (++steps_ > kMaxSteps || !can_fill(i, cursors) ||
+        failed_.contains({i, cursors})) {
+      return false;
+    }
     bool any = false;
     for (size_t g = 0; g < groups_.size() && solutions_ < 2; ++g) {
       if (!matches(i, g, cursors[g])) continue;
@@ -139,6 +156,16 @@ class Namer {
     if (solutions_ < 2) any = search(i + 1, cursors) || any;
     if (!any) failed_.insert({i, cursors});
     return any;
+  }
+
+  // Whether the entries from `i` on are enough for what the groups still hold.
+  bool can_fill(size_t i, const std::vector<uint64_t>& cursors) const {
+    uint64_t flat = 0;
+    uint64_t tensors = 0;
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      (groups_[g].flat ? flat : tensors) += groups_[g].end() - cursors[g];
+    }
+    return flat <= left_[i] && tensors <= entries_.size() - i;
   }
 
   bool matches(size_t i, size_t group, uint64_t cursor) {
@@ -154,9 +181,11 @@ class Namer {
   const FileSource& file_;
   std::vector<Group> groups_;
   std::vector<const ModuleEntry*> entries_;
+  std::vector<uint64_t> left_;  // elements of the entries from each one on
   std::vector<size_t> choice_;
   std::vector<size_t> found_;
   int solutions_ = 0;
+  size_t steps_ = 0;
   std::set<std::pair<size_t, std::vector<uint64_t>>> failed_;
   std::map<std::tuple<size_t, size_t, uint64_t>, bool> matches_;
 };
@@ -187,7 +216,7 @@ std::vector<Group> read_groups(const TorchFile& file, const Value& optimizer) {
       for (size_t k = 0; k < (list.is_sequence() ? list.size() : 0); ++k) {
         const auto view = view_of(file, list.item(k));
         if (!view) return {};
-        group.tensors.push_back(*view);
+        if (view->numel != 0) group.tensors.push_back(*view);
       }
     }
   }
@@ -204,10 +233,9 @@ std::vector<const ModuleEntry*> parameter_entries(const ModelStates& states) {
   std::set<uint64_t> places;
   for (const ModuleEntry& entry : states.module) {
     if (!entry.tensor || buffers.contains(entry.name)) continue;
-    if (entry.tensor->numel != 0 &&
-        !places.insert(entry.tensor->offset).second) {
-      continue;
-    }
+    // One without elements has no master to be found, nor to be missed.
+    if (entry.tensor->numel == 0) continue;
+    if (!places.insert(entry.tensor->offset).second) continue;
     entries.push_back(&entry);
   }
   return entries;

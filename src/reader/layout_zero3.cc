@@ -28,6 +28,19 @@ class RankVectors {
   uint64_t rank_count() const { return ranks_.size(); }
   DType dtype() const { return vectors(0)[0].dtype; }
 
+  // Whether every rank holds elements of the same dtype.
+  bool of_one_dtype() const {
+    const VectorTable* seen = nullptr;  // equal tables are one object
+    for (uint64_t rank = 0; rank < ranks_.size(); ++rank) {
+      if (ranks_[rank]->vectors.get() == seen) continue;
+      seen = ranks_[rank]->vectors.get();
+      for (const FlatVector& vector : vectors(rank)) {
+        if (vector.dtype != dtype()) return false;
+      }
+    }
+    return true;
+  }
+
   // Extents of elements [offset, offset + numel) of `rank`'s long vector.
   void extents(uint64_t rank, uint64_t offset, uint64_t numel,
                const ExtentSink& sink) const {
@@ -115,6 +128,17 @@ bool fits(const ShardSet& shards) {
       });
 }
 
+// Whether every rank holds state number `state` under the same name. A state
+// that some rank lacks cannot be put together (moment-missing of verify).
+bool on_every_rank(const std::vector<const ShardFile*>& ranks, size_t state) {
+  const std::string& name = ranks[0]->vectors->states[state].name;
+  return std::all_of(ranks.begin(), ranks.end(), [&](const ShardFile* rank) {
+    const auto& states = rank->vectors->states;
+    return rank->vectors == ranks[0]->vectors ||
+           (state < states.size() && states[state].name == name);
+  });
+}
+
 // Where each sub-group starts in a rank's long vector. param_shapes tells
 // (a sub-group that was swapped out has no length of its own); where it lists
 // another number of groups than the shards hold, their lengths do.
@@ -148,8 +172,7 @@ void read(const std::shared_ptr<const ShardSet>& shards,
   const VectorTable& first = *ranks[0]->vectors;
   for (const ShardFile* rank : ranks) {
     // Equal tables are one object, so this is cheap.
-    if (rank->vectors->masters.size() != first.masters.size() ||
-        rank->vectors->states.size() != first.states.size()) {
+    if (rank->vectors->masters.size() != first.masters.size()) {
       throw Error(ErrorCode::Corrupt,
                   "this rank holds another number of groups than rank 0",
                   {.file = shards->sources->list()[rank->source].name});
@@ -162,6 +185,12 @@ void read(const std::shared_ptr<const ShardSet>& shards,
                        const std::string& state_name) {
     const auto vectors =
         std::make_shared<const RankVectors>(shards, ranks, state, starts);
+    if (!vectors->of_one_dtype()) {
+      if (state) return;
+      throw Error(ErrorCode::Corrupt,
+                  "the shards hold masters of different dtypes",
+                  {.file = shards->where.tag});
+    }
     uint64_t offset = 0;
     for (const auto& group : *states.groups) {
       for (const NamedShape& shape : group) {
@@ -173,7 +202,8 @@ void read(const std::shared_ptr<const ShardSet>& shards,
                       .numel = shape.numel},
                      std::make_unique<PartitionedPlacement>(vectors, offset,
                                                             shape.numel));
-        offset += ceil_div(shape.numel, ranks.size());
+        offset = checked_add(offset, ceil_div(shape.numel, ranks.size()),
+                             "the groups");
       }
     }
     if (offset > starts.back()) {
@@ -185,7 +215,7 @@ void read(const std::shared_ptr<const ShardSet>& shards,
   };
   add(std::nullopt, Role::Master, "");
   for (size_t s = 0; s < first.states.size(); ++s) {
-    add(s, Role::State, first.states[s].name);
+    if (on_every_rank(ranks, s)) add(s, Role::State, first.states[s].name);
   }
 }
 

@@ -148,7 +148,8 @@ class ModelContents {
     const uint64_t need = ceil_div(shape.numel, count);
     const VectorTable* seen = nullptr;
     for (const ShardFile* rank : ranks) {
-      if (rank->vectors.get() == seen) continue;  // equal tables are one object
+      // Equal tables are one object; a damaged file has none.
+      if (rank->vectors && rank->vectors.get() == seen) continue;
       seen = rank->vectors.get();
       if (seen == nullptr || i >= seen->fragments.size()) {
         return {{"frozen-missing", "rank " + std::to_string(*rank->name.rank) +
@@ -206,7 +207,9 @@ class ModelContents {
     }
     const TensorView& view = *entry.tensor;
     if (const auto master = contents_.find(name, Role::Master)) {
-      if (view.numel == contents_.tensors()[*master].numel && view.numel != 0) {
+      // Stage 3 leaves placeholders, which up to 0.5.x had one element.
+      if (!partitioned_ && view.numel != 0 &&
+          view.numel == contents_.tensors()[*master].numel) {
         add_view(name, Role::Model, view, view.shape);
       }
     } else if (buffers_.contains(name)) {
@@ -219,7 +222,7 @@ class ModelContents {
 
   // In the module, but in none of the lists.
   void read_unlisted(const std::string& name, const TensorView& view) {
-    if (partitioned_ && view.numel == 0) {
+    if (partitioned_ && (view.numel == 0 || is_old_placeholder(view))) {
       contents_.findings.push_back(name_finding(
           "name-unaccounted", Severity::Error,
           "its name is in module, but no file holds its data (frozen weights "
@@ -242,6 +245,13 @@ class ModelContents {
     const bool all_here = !states_.groups.has_value();
     add_view(name, all_here ? Role::Model : Role::Frozen, view, view.shape);
     if (view.numel != 0) remember_place(view, name);
+  }
+
+  // Before 0.6.0, when param_shapes moved into this file, placeholders were
+  // of shape (1,): not to be told from one real element.
+  bool is_old_placeholder(const TensorView& view) const {
+    return view.shape == std::vector<uint64_t>{1} &&
+           !states_.file->root().find("param_shapes");
   }
 
   // Decides what a declared pair means once every name is known.

@@ -125,9 +125,13 @@ ModelStates read_model_states(const ShardSet& shards, const ShardFile& model) {
   // Versions 0.3.14 to 0.5.x keep param_shapes in the optimizer shards.
   const ShardFile* optim = shards.optim(0);
   if (!states.groups && optim != nullptr && optim->optim) {
-    const FileSource source(optim->path);
-    const TorchFile file = TorchFile::open(source);
-    states.groups = read_param_shapes(file.root().find("param_shapes"));
+    try {
+      const FileSource source(optim->path);
+      const TorchFile file = TorchFile::open(source);
+      states.groups = read_param_shapes(file.root().find("param_shapes"));
+    } catch (Error& error) {
+      throw error.in_file(shards.sources->list()[optim->source].name);
+    }
   }
   return states;
 }

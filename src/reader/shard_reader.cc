@@ -39,11 +39,18 @@ bool is_tensor_of_rank(const Value& value, size_t rank) {
   return tensor && tensor->shape.size() == rank;
 }
 
+// What is no count (NaN, a flipped sign) tells nothing about the step.
+std::optional<double> count_or_none(double number) {
+  constexpr double kMost = 1e15;
+  if (number >= 0 && number <= kMost) return number;
+  return std::nullopt;
+}
+
 // The value of a step: an integer, or a 0-dim float tensor whose four bytes
 // are the only payload that indexing ever reads.
 std::optional<double> read_step(const ByteSource& source, const TorchFile& file,
                                 const Value& value) {
-  if (const auto number = value.number()) return number;
+  if (const auto number = value.number()) return count_or_none(*number);
   const auto tensor = as_tensor(value);
   if (!tensor || tensor->numel() != 1) return std::nullopt;
   const FlatVector vector = flat_vector(file, value, 0);
@@ -52,12 +59,12 @@ std::optional<double> read_step(const ByteSource& source, const TorchFile& file,
   if (vector.dtype == DType::F32) {
     float number = 0;
     std::memcpy(&number, bytes.data(), sizeof(number));
-    return number;
+    return count_or_none(number);
   }
   if (vector.dtype == DType::I64) {
     int64_t number = 0;
     std::memcpy(&number, bytes.data(), sizeof(number));
-    return static_cast<double>(number);
+    return count_or_none(static_cast<double>(number));
   }
   return std::nullopt;
 }
@@ -176,9 +183,8 @@ class OptimReader {
     // Elastic: a list of one dict per group, padding stripped.
     if (!base->is_sequence()) return;
     facts_.elastic_state = true;
-    for (size_t g = 0; g < base->size(); ++g) {
-      read_group_state(g, base->item(g));
-    }
+    const size_t groups = std::min(base->size(), table_.masters.size());
+    for (size_t g = 0; g < groups; ++g) read_group_state(g, base->item(g));
   }
 
   // torch's own form: {'state': {g: {...}}, 'param_groups': [...]}.
@@ -292,6 +298,15 @@ void read_model(const TorchFile& file, ShardFile& shard) {
   shard.model = std::move(facts);
 }
 
+bool has_sound_directory(const ByteSource& source) {
+  try {
+    const ZipDirectory directory(source);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 uint64_t content_digest(const TorchFile& file) {
   std::vector<uint64_t> content;
   for (const StorageRecord& record : file.storages()) {
@@ -379,11 +394,12 @@ FileFault fault_of(const ByteSource& source, const Error& error) {
     case FileForm::Empty:
       return {.code = "file-empty", .message = "the file has no bytes"};
     case FileForm::TorchZipTorn: fault.code = "file-truncated"; break;
-    case FileForm::TorchLegacy: break;
-    case FileForm::TorchZip: try { const ZipDirectory directory(source);
-      } catch (const Error&) {
-        fault.code = "container-damaged";
-      }
+    case FileForm::TorchLegacy:
+      // The container has no end of its own: a cut is met while reading on.
+      if (error.offset() == source.size()) fault.code = "file-truncated";
+      break;
+    case FileForm::TorchZip:
+      if (!has_sound_directory(source)) fault.code = "container-damaged";
       break;
     default:
       fault.code = "foreign-writer";

@@ -39,20 +39,24 @@ class TablePool {
   std::vector<std::shared_ptr<const VectorTable>> tables_;
 };
 
-// Whether two files hold the same shard: equal sizes and equal directories,
-// which list a CRC for each record.
+// Whether two files hold the same shard: one file by two ways, or equal sizes
+// and equal directories, which list a CRC for each record.
 bool same_content(const std::string& a, const std::string& b) {
+  std::error_code ignored;
+  if (fs::equivalent(a, b, ignored)) return true;
   try {
     const FileSource first(a);
     const FileSource second(b);
     if (first.size() != second.size()) return false;
     const ZipDirectory left(first);
     const ZipDirectory right(second);
-    return std::equal(
-        left.entries().begin(), left.entries().end(), right.entries().begin(),
-        right.entries().end(), [](const ZipEntry& x, const ZipEntry& y) {
-          return x.name == y.name && x.size == y.size && x.crc == y.crc;
-        });
+    return std::equal(left.entries().begin(), left.entries().end(),
+                      right.entries().begin(), right.entries().end(),
+                      [](const ZipEntry& x, const ZipEntry& y) {
+                        // A CRC of 0 was not computed and proves nothing.
+                        return x.name == y.name && x.size == y.size &&
+                               x.crc == y.crc && (x.crc != 0 || x.size == 0);
+                      });
   } catch (const Error&) {
     return false;
   }

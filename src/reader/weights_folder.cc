@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "base/text.h"
 #include "reader/layout.h"
@@ -26,8 +27,8 @@ void check_file_name(const std::string& name, const std::string& extension,
                      const std::string& index) {
   if (name.empty() || name.find('/') != std::string::npos ||
       name.find('\\') != std::string::npos ||
-      name.find(':') != std::string::npos || name == ".." ||
-      !name.ends_with(extension)) {
+      name.find(':') != std::string::npos ||
+      name.find('\0') != std::string::npos || !name.ends_with(extension)) {
     throw Error(ErrorCode::Corrupt,
                 "the index names a file that is no plain *" + extension +
                     " name: " + escape(name),
@@ -59,7 +60,8 @@ class WeightsFolder {
 
  private:
   bool exists(const std::string& name) const {
-    return fs::exists(fs::path(folder_) / name);
+    std::error_code ignored;
+    return fs::exists(fs::path(folder_) / name, ignored);
   }
   std::string path(const std::string& name) const {
     return (fs::path(folder_) / name).string();
@@ -85,9 +87,9 @@ class WeightsFolder {
       file_of[name] = file;
     }
     for (const auto& [file, count] : expected) {
-      const size_t before = contents_.tensors().size();
+      const size_t before = name_count();
       extension == ".bin" ? add_bin(file) : add_safetensors(file);
-      const size_t found = contents_.tensors().size() - before;
+      const size_t found = name_count() - before;
       if (found != count) {
         throw Error(ErrorCode::Corrupt,
                     "the index expects " + count_of(count, "tensor") +
@@ -108,6 +110,11 @@ class WeightsFolder {
         }
       }
     }
+  }
+
+  // Tied names of one .bin file are aliases here, but two names of the index.
+  size_t name_count() const {
+    return contents_.tensors().size() + contents_.aliases.size();
   }
 
   void note_alias(const std::string& alias, const std::string& kept) {
@@ -150,14 +157,18 @@ class WeightsFolder {
       if (!root.is_mapping()) {
         throw Error(ErrorCode::Corrupt, "expected a dict of tensors");
       }
-      std::map<std::pair<uint64_t, std::vector<uint64_t>>, std::string> places;
+      std::map<std::tuple<uint64_t, std::vector<uint64_t>,
+                          std::vector<uint64_t>, DType>,
+               std::string>
+          places;
       for (size_t i = 0; i < root.size(); ++i) {
         const auto key = root.key(i).string();
         if (!key) continue;
         const auto view = view_of(file, root.value(i));
         if (!view) continue;
         const auto [known, fresh] = places.try_emplace(
-            std::pair(view->offset, view->shape), std::string(*key));
+            std::tuple(view->offset, view->shape, view->stride, view->dtype),
+            std::string(*key));
         if (!fresh && view->numel != 0) {
           contents_.aliases.emplace_back(std::string(*key), known->second);
           continue;

@@ -203,11 +203,8 @@ class ShardChecker {
   // A rank whose clock ran on may have saved into a sibling folder
   // (reports.md A25); node-local disks hold their own ranks only.
   void look_elsewhere(const std::string& name, uint32_t rank) {
-    std::error_code error;
-    const fs::path parent = fs::path(shards_.where.folder).parent_path();
-    for (fs::directory_iterator it(parent, error);
-         !error && it != fs::directory_iterator(); it.increment(error)) {
-      const fs::path candidate = it->path() / shards_.where.tag / name;
+    for (const fs::path& folder : siblings()) {
+      const fs::path candidate = folder / name;
       std::error_code ignored;
       if (!fs::is_regular_file(candidate, ignored)) continue;
       Finding& finding = report("shard-elsewhere", Severity::Note,
@@ -217,6 +214,24 @@ class ShardChecker {
       finding.file = shards_.where.tag + "/" + name;
       finding.rank = rank;
     }
+  }
+
+  // Tag folders of the same name in the folders beside this one.
+  const std::vector<fs::path>& siblings() {
+    if (siblings_) return *siblings_;
+    siblings_.emplace();
+    std::error_code error;
+    fs::path own = fs::absolute(shards_.where.folder, error).lexically_normal();
+    if (!own.has_filename()) own = own.parent_path();  // "run/"
+    for (fs::directory_iterator it(own.parent_path(), error);
+         !error && it != fs::directory_iterator(); it.increment(error)) {
+      std::error_code ignored;
+      const fs::path folder = it->path() / shards_.where.tag;
+      if (it->path() != own && fs::is_directory(folder, ignored)) {
+        siblings_->push_back(folder);
+      }
+    }
+    return *siblings_;
   }
 
   void check_stage() {
@@ -374,6 +389,7 @@ class ShardChecker {
   bool stage3_ = false;
   bool any_optim_ = false;
   bool frozen_ = false;
+  std::optional<std::vector<fs::path>> siblings_;
   std::vector<Finding> findings_;
 };
 

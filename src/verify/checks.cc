@@ -3,6 +3,7 @@
 #include "verify/checks.h"
 
 #include <algorithm>
+#include <filesystem>
 
 #include "reader/checkpoint_data.h"
 
@@ -19,12 +20,20 @@ void append(std::vector<Finding>& to, const std::vector<Finding>& from) {
   to.insert(to.end(), from.begin(), from.end());
 }
 
+// `file` as findings name it: relative to the checkpoint's folder.
+std::string relative_name(const std::string& file, const std::string& folder) {
+  const std::filesystem::path inner =
+      std::filesystem::path(file).lexically_relative(folder);
+  if (inner.empty() || *inner.begin() == "..") return file;
+  return inner.generic_string();
+}
+
 // An error that building the index gave, as the finding that it is.
-Finding finding_of(const Error& error) {
+Finding finding_of(const Error& error, const std::string& folder) {
   Finding finding{.code = "container-damaged",
                   .severity = Severity::Error,
                   .message = error.message(),
-                  .file = error.file(),
+                  .file = relative_name(error.file(), folder),
                   .tensor = error.tensor(),
                   .offset = error.offset()};
   if (!error.findings().empty()) {
@@ -79,7 +88,7 @@ CheckedCheckpoint check_for_merge(const CheckpointPath& where,
         error.code() == ErrorCode::Interrupted) {
       throw;
     }
-    checked.findings.push_back(finding_of(error));
+    checked.findings.push_back(finding_of(error, where.folder));
   }
   return checked;
 }
