@@ -138,6 +138,32 @@ Finding folder_finding(std::string code, Severity severity,
           .file = "latest"};
 }
 
+// Says what a folder without a checkpoint looks like.
+std::string describe_folder(const Listing& listing) {
+  if (listing.files.contains("adapter_config.json")) {
+    return "this is a PEFT adapter alone, not a checkpoint; its base model "
+           "is needed to make weights of it";
+  }
+  if (listing.files.contains("latest_universal") ||
+      listing.folders.contains("zero")) {
+    return "this is a DeepSpeed universal checkpoint, which is not read yet";
+  }
+  for (const std::string& name : listing.files) {
+    if (name.ends_with(".distcp")) {
+      return "this is a torch distributed checkpoint (FSDP, .distcp), not one "
+             "of DeepSpeed";
+    }
+  }
+  for (const std::string& name : listing.folders) {
+    if (number_after(name, "iter_")) {
+      return "this looks like a Megatron-LM checkpoint (iter_N), not one of "
+             "DeepSpeed";
+    }
+  }
+  return "expected DeepSpeed shards (*_model_states.pt, *_optim_states.pt), a "
+         "folder that holds them, or model*.safetensors; found none";
+}
+
 class Finder {
  public:
   explicit Finder(const OpenOptions& options) : options_(options) {}
@@ -154,11 +180,6 @@ class Finder {
                      [](const auto& a, const auto& b) {
                        return a.step.value_or(0) > b.step.value_or(0);
                      });
-    if (!skipped_.empty()) {
-      const std::string text = "folders that make no sense:" + skipped_;
-      if (found_.empty()) throw Error(ErrorCode::Invalid, text, {.file = path});
-      found_.front().notes.push_back("skipped " + text);
-    }
     return std::move(found_);
   }
 
@@ -284,14 +305,23 @@ class Finder {
       if (!step && !name.ends_with(".ckpt")) continue;
       const std::string folder = join(path, name);
       const size_t before = found_.size();
+      std::string problem;
       try {
         const Listing inner = list(folder);
         if (inner.has_shards()) continue;  // a tag folder of `path` itself
         add_root(folder, inner);
+        if (found_.size() == before && step) problem = describe_folder(inner);
       } catch (const Error& error) {
-        // One folder of a run that makes no sense must not hide the others.
-        skipped_ += "\n  " + escape(name) + ": " + error.message();
-        continue;
+        problem = error.message();
+      }
+      // The Trainer resumes from the highest checkpoint-N, whole or not, so
+      // one that is cut short must be seen here too.
+      if (!problem.empty()) {
+        CheckpointPath broken;
+        broken.folder = folder;
+        broken.framework = Framework::HfTrainer;
+        broken.problem = problem;
+        found_.push_back(std::move(broken));
       }
       for (size_t i = before; i < found_.size(); ++i) {
         if (step) found_[i].step = step;
@@ -323,34 +353,7 @@ class Finder {
 
   const OpenOptions& options_;
   std::vector<CheckpointPath> found_;
-  std::string skipped_;
 };
-
-// Says what a folder without a checkpoint looks like.
-std::string describe_folder(const Listing& listing) {
-  if (listing.files.contains("adapter_config.json")) {
-    return "this is a PEFT adapter alone, not a checkpoint; its base model "
-           "is needed to make weights of it";
-  }
-  if (listing.files.contains("latest_universal") ||
-      listing.folders.contains("zero")) {
-    return "this is a DeepSpeed universal checkpoint, which is not read yet";
-  }
-  for (const std::string& name : listing.files) {
-    if (name.ends_with(".distcp")) {
-      return "this is a torch distributed checkpoint (FSDP, .distcp), not one "
-             "of DeepSpeed";
-    }
-  }
-  for (const std::string& name : listing.folders) {
-    if (number_after(name, "iter_")) {
-      return "this looks like a Megatron-LM checkpoint (iter_N), not one of "
-             "DeepSpeed";
-    }
-  }
-  return "expected DeepSpeed shards (*_model_states.pt, *_optim_states.pt), a "
-         "folder that holds them, or model*.safetensors; found none";
-}
 
 }  // namespace
 

@@ -27,6 +27,9 @@ struct CheckpointPath {
   // What orders the candidates of a run: the Trainer's step where there is
   // one, else the number in the tag.
   std::optional<uint64_t> step;
+  // Why this folder of a run holds no checkpoint, e.g. a save that was cut
+  // short; empty for a checkpoint.
+  std::string problem;
   std::vector<std::string> notes;  // what was taken and why, for a person
   std::vector<Finding> findings;   // latest-missing, latest-dangling, ...
 };

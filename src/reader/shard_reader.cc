@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <set>
 
 #include "reader/digest.h"
 #include "reader/recognise.h"
@@ -69,6 +70,31 @@ std::optional<double> read_step(const ByteSource& source, const TorchFile& file,
   return std::nullopt;
 }
 
+void note_missing(const Value& mapping,
+                  std::initializer_list<std::string_view> keys,
+                  ShardFile& shard) {
+  for (const std::string_view key : keys) {
+    if (!mapping.find(key)) shard.missing_keys.emplace_back(key);
+  }
+}
+
+// Every class and function that an unpickler would import. getattr counts only
+// where it is not one of the two forms of ZeroStageEnum.
+std::vector<std::string> imported_names(const Pickle& pickle) {
+  std::set<std::string> names;
+  for (NodeId id = 0; id < pickle.node_count(); ++id) {
+    const Value value(pickle, id);
+    if (value.kind() == NodeKind::Global && value.global_name() != "getattr") {
+      names.insert(std::string(value.global_module()) + " " +
+                   std::string(value.global_name()));
+    } else if (value.is_call() && value.callable().global_name() == "getattr" &&
+               !stage_number(value)) {
+      names.insert(std::string(value.callable().global_module()) + " getattr");
+    }
+  }
+  return {names.begin(), names.end()};
+}
+
 // Reads one optimizer shard (format.md 3).
 class OptimReader {
  public:
@@ -106,6 +132,10 @@ class OptimReader {
     read_alignment(inner.find("param_alignment_paddings"));
     if (const auto groups = inner.find("fp32_flat_groups")) {
       facts_.kind = OptimKind::Zero3;
+      note_missing(inner,
+                   {"loss_scaler", "dynamic_loss_scale", "overflow",
+                    "optimizer_state_dict"},
+                   shard_);
       read_masters(*groups);
       if (const auto optimizer = inner.find("optimizer_state_dict")) {
         read_rigid_states(*optimizer);
@@ -115,6 +145,7 @@ class OptimReader {
       // BF16_Optimizer writes no zero_stage and does not strip padding.
       facts_.kind =
           inner.find("zero_stage") ? OptimKind::Zero12 : OptimKind::Bf16;
+      note_missing(inner, {"base_optimizer_state", "ds_version"}, shard_);
       read_masters(*parts);
       read_states(inner.find("base_optimizer_state"));
     } else if (const auto subs =
@@ -270,8 +301,12 @@ void read_model(const TorchFile& file, ShardFile& shard) {
   facts.dp_world_size = integer_or_none(root.find("dp_world_size"));
   facts.mp_world_size = integer_or_none(root.find("mp_world_size"));
   facts.ds_version = text_or_empty(root.find("ds_version"));
+  note_missing(
+      root, {"global_steps", "skipped_steps", "dp_world_size", "mp_world_size"},
+      shard);
   if (const auto config = root.find("ds_config")) {
     facts.config_digest = digest(*config);
+    facts.has_scheduler_config = config->find("scheduler").has_value();
     if (const auto zero = config->find("zero_optimization")) {
       facts.config_stage = integer_or_none(zero->find("stage"));
       if (const auto flag = zero->find("zero_quantized_nontrainable_weights")) {
@@ -419,6 +454,8 @@ void read_shard(ShardFile& shard) {
     shard.pickle_bytes = file.pickle_bytes();
     shard.base = first_payload(file);
     shard.content_digest = content_digest(file);
+    shard.globals = std::make_shared<const std::vector<std::string>>(
+        imported_names(file.pickle()));
     if (shard.name.kind == ShardKind::Optim) {
       OptimReader(*source, file, shard).read();
     } else {

@@ -22,10 +22,10 @@ std::string file_name(const std::string& path) {
 }
 
 // Tables of ranks are equal as a rule: one copy serves all of them.
+template <typename Table>
 class TablePool {
  public:
-  std::shared_ptr<const VectorTable> share(
-      std::shared_ptr<const VectorTable> table) {
+  std::shared_ptr<const Table> share(std::shared_ptr<const Table> table) {
     const std::lock_guard lock(mutex_);
     for (const auto& known : tables_) {
       if (*known == *table) return known;
@@ -36,7 +36,7 @@ class TablePool {
 
  private:
   std::mutex mutex_;  // guards: tables_
-  std::vector<std::shared_ptr<const VectorTable>> tables_;
+  std::vector<std::shared_ptr<const Table>> tables_;
 };
 
 // Whether two files hold the same shard: one file by two ways, or equal sizes
@@ -86,6 +86,7 @@ class FolderReader {
                    ShardFile& file = set_.files[i];
                    read_shard(file);
                    if (file.vectors) file.vectors = pool_.share(file.vectors);
+                   if (file.globals) file.globals = names_.share(file.globals);
                  });
     for (ShardFile& file : set_.files) {
       file.source = set_.sources->add(file.path, file.size_bytes);
@@ -160,7 +161,8 @@ class FolderReader {
   }
 
   const OpenOptions& options_;
-  TablePool pool_;
+  TablePool<VectorTable> pool_;
+  TablePool<std::vector<std::string>> names_;
   std::map<std::string, size_t> by_name_;
   ShardSet set_;
 };

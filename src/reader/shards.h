@@ -93,11 +93,12 @@ struct ModelFacts {
   uint64_t config_digest = 0;
   uint64_t shapes_digest = 0;
   uint64_t frozen_digest = 0;
-  bool has_experts = false;          // num_experts or ds_autoep_layers
-  bool has_module = true;            // None in pipeline files
-  bool has_optimizer = false;        // stage 0 keeps its optimizer here
-  bool quantized_frozen = false;     // zero_quantized_nontrainable_weights
-  bool has_tensor_parallel = false;  // universal_checkpoint_info (AutoTP)
+  bool has_experts = false;           // num_experts or ds_autoep_layers
+  bool has_module = true;             // None in pipeline files
+  bool has_scheduler_config = false;  // ds_config brings its own scheduler
+  bool has_optimizer = false;         // stage 0 keeps its optimizer here
+  bool quantized_frozen = false;      // zero_quantized_nontrainable_weights
+  bool has_tensor_parallel = false;   // universal_checkpoint_info (AutoTP)
   bool is_placeholder = false;  // Nebula: an empty string in a file's place
 };
 
@@ -113,6 +114,11 @@ struct ShardFile {
   // Of the sizes and CRCs of all storages; 0 where any CRC is not there.
   uint64_t content_digest = 0;
   std::shared_ptr<const VectorTable> vectors;
+  // Keys that loading reads without asking and that are not there.
+  std::vector<std::string> missing_keys;
+  // "module name" of all that unpickling would import, sorted; shared between
+  // ranks like `vectors`. getattr is left out where it only names a stage.
+  std::shared_ptr<const std::vector<std::string>> globals;
   std::optional<FileFault> fault;
   std::optional<ModelFacts> model;
   std::optional<OptimFacts> optim;

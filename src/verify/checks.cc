@@ -59,6 +59,12 @@ Finding excluded_finding() {
 CheckedCheckpoint check_for_merge(const CheckpointPath& where,
                                   const OpenOptions& options) {
   CheckedCheckpoint checked;
+  if (!where.problem.empty()) {
+    checked.findings.push_back({.code = "model-shard-missing",
+                                .severity = Severity::Error,
+                                .message = where.problem});
+    return checked;
+  }
   std::shared_ptr<const ShardSet> shards;
   if (where.framework != Framework::Weights) {
     shards = std::make_shared<const ShardSet>(read_shards(where, options));

@@ -82,7 +82,8 @@ int run(int argc, char** argv, std::ostream& out, std::ostream& err) {
   app.set_version_flag("--version", "zckpt " ZCKPT_VERSION);
   app.require_subcommand(1);
   app.fallthrough(false);
-  const std::vector<Verb> verbs{add_inspect(app), add_merge(app)};
+  const std::vector<Verb> verbs{add_inspect(app), add_merge(app),
+                                add_verify(app)};
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -18,5 +18,6 @@ struct Verb {
 
 Verb add_inspect(CLI::App& app);
 Verb add_merge(CLI::App& app);
+Verb add_verify(CLI::App& app);
 
 }  // namespace zckpt::cli
