@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
+#include <string_view>
 
 #include "reader/checkpoint_data.h"
 
@@ -72,8 +74,12 @@ bool frozen_excluded(const ModelStates& states, const ShardSet& shards,
                      const Contents& contents, std::optional<int> stage) {
   bool peft = false;
   bool any_frozen = false;
+  std::set<std::string_view> aliases;
+  for (const auto& [alias, kept] : states.shared) aliases.insert(alias);
   for (const Tensor& tensor : contents.tensors()) {
-    any_frozen = any_frozen || tensor.role == Role::Frozen;
+    // An alias stays in the module where the weight it repeats is left out.
+    any_frozen = any_frozen || (tensor.role == Role::Frozen &&
+                                !aliases.contains(tensor.name));
     peft = peft || (tensor.role == Role::Master &&
                     tensor.name.find(".lora_") != std::string::npos);
   }

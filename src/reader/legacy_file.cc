@@ -4,11 +4,9 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <map>
 #include <utility>
 
-#include "base/arithmetic.h"
 #include "base/text.h"
 #include "reader/torch_tensor.h"
 #include "zckpt/error.h"

@@ -62,7 +62,8 @@ CheckedCheckpoint check_for_merge(const CheckpointPath& where,
   if (!where.problem.empty()) {
     checked.findings.push_back({.code = "model-shard-missing",
                                 .severity = Severity::Error,
-                                .message = where.problem});
+                                .message = where.problem,
+                                .file = where.folder});
     return checked;
   }
   std::shared_ptr<const ShardSet> shards;

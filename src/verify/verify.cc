@@ -65,6 +65,8 @@ class Judge {
       std::vector<Finding> more = resume_findings(*checked.shards);
       append(merge, answer(more, Question::Merge));
       append(resume, answer(std::move(more), Question::Resume));
+      // Who wants to resume says nothing about the weights.
+      append(resume, check_requested(*checked.shards, options_));
     } else if (where_.framework == Framework::Weights) {
       resume.push_back({.code = "weights-only-model",
                         .severity = Severity::Error,
@@ -89,7 +91,6 @@ class Judge {
     std::vector<Finding> findings = check_optimizer(shards);
     append(findings, check_framework(shards, framework_));
     append(findings, check_classes(shards));
-    append(findings, check_requested(shards, options_));
     return findings;
   }
 

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -115,6 +116,23 @@ TEST(TorchFile, IgnoresTheEntryOfTheFolder) {
   const std::string bytes = archive.bytes();
   const MemorySource source(bytes);
   expect_small(TorchFile::open(source), bytes);
+}
+
+TEST(TorchFile, ReadsStorageRecordsWithoutThePickle) {
+  TorchArchive archive = small_archive();
+  archive.set_pickle("no pickle");
+  const MemorySource source(archive.bytes());
+  const std::vector<StorageRecord> records = read_storage_records(source);
+  const MemorySource intact_source(small_archive().bytes());
+  const TorchFile intact = TorchFile::open(intact_source);
+  ASSERT_EQ(records.size(), intact.storages().size());
+  for (size_t i = 0; i < records.size(); ++i) {
+    EXPECT_EQ(records[i].key, intact.storages()[i].key);
+    EXPECT_EQ(records[i].crc, intact.storages()[i].crc);
+    EXPECT_EQ(records[i].size_bytes, intact.storages()[i].size_bytes);
+  }
+  const MemorySource legacy(small_archive().legacy_bytes());
+  EXPECT_TRUE(read_storage_records(legacy).empty());
 }
 
 TEST(TorchFile, SaysWhereNoCrcWasComputed) {
