@@ -11,6 +11,7 @@
 
 #include "support/caught.h"
 #include "support/memory_source.h"
+#include "support/sparse_source.h"
 #include "zckpt/error.h"
 
 namespace zckpt::test {
@@ -194,29 +195,11 @@ TEST(SafetensorsFile, RefusesEverythingElse) {
   }
 }
 
-// Says that it is larger than it is; fails where more than a header is read.
-class HollowSource final : public ByteSource {
- public:
-  HollowSource(std::string head, uint64_t size)
-      : head_(std::move(head)), size_(size) {}
-  uint64_t size() const override { return size_; }
-  void read_at(uint64_t offset, std::span<std::byte> out) const override {
-    ASSERT_LE(offset + out.size(), head_.size());
-    std::memcpy(out.data(), head_.data() + offset, out.size());
-  }
-  const std::string& name() const override { return name_; }
-
- private:
-  std::string head_;
-  uint64_t size_;
-  std::string name_ = "hollow";
-};
-
 TEST(SafetensorsFile, RefusesHeaderAboveTheLimit) {
   std::string head(8, '\0');
   const uint64_t length = 100'000'001;
   std::memcpy(head.data(), &length, 8);
-  const HollowSource source(head, uint64_t{1} << 40);
+  const SparseSource source(head, uint64_t{1} << 40);
   expect_error(ErrorCode::Limit, 0, "exceeds the limit",
                [&] { read_safetensors_header(source); });
 }

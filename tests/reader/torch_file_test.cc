@@ -13,6 +13,7 @@
 #include "reader/torch_tensor.h"
 #include "support/caught.h"
 #include "support/memory_source.h"
+#include "support/sparse_source.h"
 #include "support/torch_archive.h"
 #include "zckpt/error.h"
 
@@ -309,6 +310,17 @@ TEST(LegacyFile, RefusesTruncation) {
                  offsets[5] + 4, "ends before storage 0");
   expect_refused(std::string(all.substr(0, bytes.size() - 1)),
                  ErrorCode::Corrupt, bytes.size() - 1, "ends inside storage 2");
+}
+
+TEST(LegacyFile, RefusesPicklesAboveTheLimit) {
+  const std::string bytes = small_archive().legacy_bytes();
+  const uint64_t object = legacy_offsets(bytes)[3];
+  // A string that the file has room for.
+  const std::string head =
+      bytes.substr(0, object) + std::string("\x80\x02X\xff\xff\xff\x7f", 7);
+  const SparseSource source(head, uint64_t{1} << 33);
+  expect_error(ErrorCode::Limit, object + 7, "a pickle of more than",
+               [&] { TorchFile::open(source); });
 }
 
 TEST(LegacyFile, RefusesBytesAfterTheLastStorage) {

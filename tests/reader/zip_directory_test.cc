@@ -9,6 +9,7 @@
 #include "format/zip.h"
 #include "support/caught.h"
 #include "support/memory_source.h"
+#include "support/sparse_source.h"
 #include "support/torch_archive.h"
 #include "zckpt/error.h"
 
@@ -205,6 +206,19 @@ TEST(ZipDirectory, RefusesEntryOfAnotherDirectory) {
   const ZipEntry stranger{.name = "x", .header_offset = 1};
   expect_error(ErrorCode::Internal, {}, "another directory",
                [&] { directory.payload_offset(stranger); });
+}
+
+TEST(ZipDirectory, RefusesDirectoryAboveTheLimit) {
+  // A directory that fills the file up to the end records.
+  constexpr uint64_t kDirectory = (uint64_t{1} << 30) + 1;
+  TorchArchive archive;
+  archive.records().clear();
+  archive.end().zip64 = false;
+  archive.end().directory_size = kDirectory;
+  const std::string end = archive.bytes();
+  const SparseSource source("", kDirectory + end.size(), end);
+  expect_error(ErrorCode::Limit, 0, "exceeds the limit",
+               [&] { const ZipDirectory directory(source); });
 }
 
 TEST(ZipDirectory, HasZipEnd) {
