@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -50,6 +51,9 @@ struct MergeOptions {
   uint64_t chunk_bytes = 4 << 20;    // the most that is read at once
   Observer* observer = nullptr;
 };
+
+// Whether --include and --exclude let a tensor of this name through.
+bool wants_name(const MergeOptions& options, std::string_view name);
 
 // One tensor of the plan and where its data will lie.
 struct PlannedTensor {

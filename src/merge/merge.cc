@@ -51,12 +51,19 @@ void refuse_on_error(const std::vector<Finding>& findings) {
   }
 }
 
-// Findings about names that the options take out of the question.
+// Takes out findings about names that the options leave out anyway: whoever
+// excludes a tensor whose data is lost gets the rest.
 void excuse(const MergeOptions& options, std::vector<Finding>& findings) {
-  if (!options.exclude_frozen) return;
-  std::erase_if(findings, [](const Finding& finding) {
-    return finding.code == "frozen-missing" ||
-           finding.code == "frozen-unrecoverable";
+  std::erase_if(findings, [&](const Finding& finding) {
+    if (options.exclude_frozen && (finding.code == "frozen-missing" ||
+                                   finding.code == "frozen-unrecoverable")) {
+      return true;
+    }
+    const bool about_data = finding.code == "name-unaccounted" ||
+                            finding.code == "frozen-missing" ||
+                            finding.code == "frozen-unrecoverable";
+    return about_data && !finding.tensor.empty() &&
+           !wants_name(options, finding.tensor);
   });
 }
 

@@ -21,8 +21,7 @@ struct Selected {
   uint32_t tensor = 0;
 };
 
-bool matches_any(const std::vector<std::string>& globs,
-                 const std::string& name) {
+bool matches_any(const std::vector<std::string>& globs, std::string_view name) {
   return std::any_of(globs.begin(), globs.end(), [&](const std::string& glob) {
     return glob_match(glob, name);
   });
@@ -48,8 +47,7 @@ class Planner {
   // Whether --include, --exclude and --exclude-frozen let a name through.
   bool wanted(const std::string& name, Role role) const {
     if (options_.exclude_frozen && role == Role::Frozen) return false;
-    return (options_.include.empty() || matches_any(options_.include, name)) &&
-           !matches_any(options_.exclude, name);
+    return wants_name(options_, name);
   }
 
   std::vector<std::string> names_in_order() const {
@@ -221,6 +219,11 @@ class Planner {
 };
 
 }  // namespace
+
+bool wants_name(const MergeOptions& options, std::string_view name) {
+  return (options.include.empty() || matches_any(options.include, name)) &&
+         !matches_any(options.exclude, name);
+}
 
 Plan plan_merge(const Checkpoint& checkpoint, const MergeOptions& options) {
   return Planner(checkpoint, options).plan();

@@ -208,9 +208,8 @@ class ModelContents {
     const TensorView& view = *entry.tensor;
     if (const auto master = contents_.find(name, Role::Master)) {
       // Stage 3 leaves placeholders, which up to 0.5.x had one element.
-      if (!partitioned_ && view.numel != 0 &&
-          view.numel == contents_.tensors()[*master].numel) {
-        add_view(name, Role::Model, view, view.shape);
+      if (!partitioned_ && view.numel != 0) {
+        add_copy(name, view, contents_.tensors()[*master].shape);
       }
     } else if (buffers_.contains(name)) {
       add_view(name, Role::Buffer, view, view.shape);
@@ -220,13 +219,29 @@ class ModelContents {
     }
   }
 
+  // The model's own copy of a trainable weight: of the same shape, or one of
+  // the two files is of another model.
+  void add_copy(const std::string& name, const TensorView& view,
+                const std::vector<uint64_t>& shape) {
+    if (view.shape == shape) {
+      add_view(name, Role::Model, view, view.shape);
+      return;
+    }
+    contents_.findings.push_back(name_finding(
+        "shapes-mismatch", Severity::Error,
+        "expected the shape that param_shapes gives in module too, found " +
+            count_of(view.numel, "element") + " of another shape",
+        name));
+  }
+
   // In the module, but in none of the lists.
   void read_unlisted(const std::string& name, const TensorView& view) {
     if (partitioned_ && (view.numel == 0 || is_old_placeholder(view))) {
       contents_.findings.push_back(name_finding(
           "name-unaccounted", Severity::Error,
           "its name is in module, but no file holds its data (frozen weights "
-          "are missing from stage-3 checkpoints before DeepSpeed 0.9.1)",
+          "are missing from stage-3 checkpoints before DeepSpeed 0.9.1, tied "
+          "names before 0.9.2); --exclude merges the rest",
           name));
       return;
     }
