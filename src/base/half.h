@@ -10,7 +10,7 @@ namespace zckpt {
 // Scalar conversions between float and the 16-bit types, round to nearest
 // even, overflow to infinity, subnormals kept. NaN becomes the quiet NaN of
 // the target type with the sign of the input and no payload: one rule in every
-// code path (torch's own depends on the CPU, conventions.md M5).
+// code path (torch's own depends on the CPU).
 
 constexpr uint16_t bf16_from_float_bits(uint32_t bits) {
   if ((bits & 0x7fffffffU) > 0x7f800000U) {

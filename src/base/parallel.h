@@ -18,7 +18,7 @@ void parallel_for(size_t count, int threads, const StopToken* stop,
                   const std::function<void(size_t index, int worker)>& body);
 
 // The number of threads that `requested` means; 0 = one per usable core, at
-// most 4, beyond which reading and writing gain nothing (engineering.md 5).
+// most 4, beyond which reading and writing gain nothing (docs/performance.md).
 int resolve_threads(int requested);
 
 }  // namespace zckpt

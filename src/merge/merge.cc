@@ -29,18 +29,20 @@ ErrorCode code_of(const Finding& finding) {
   return left_out ? ErrorCode::Invalid : ErrorCode::Corrupt;
 }
 
-// A refusal that carries all that was found; its message is the first error.
+// A refusal that carries all that was found.
 Error refusal(std::vector<Finding> findings) {
   const auto first = std::find_if(findings.begin(), findings.end(), is_error);
   const auto errors = std::count_if(findings.begin(), findings.end(), is_error);
-  std::string message = first->message;
-  if (errors > 1) {
-    message += " (and " +
-               count_of(static_cast<uint64_t>(errors - 1), "more error") + ")";
+  ErrorPlace place;
+  std::string message;
+  if (errors == 1) {
+    message = first->message;
+    place = {
+        .file = first->file, .tensor = first->tensor, .offset = first->offset};
+  } else {
+    message = std::to_string(errors) + " errors keep it from being merged";
   }
-  Error error(
-      code_of(*first), message,
-      {.file = first->file, .tensor = first->tensor, .offset = first->offset});
+  Error error(code_of(*first), message, std::move(place));
   error.with_findings(std::move(findings));
   return error;
 }
@@ -106,9 +108,11 @@ CheckedCheckpoint open_checked(const std::string& path,
     if (error.code() == ErrorCode::Interrupted) throw;
     const std::string sound = newest_sound(found, options);
     if (sound.empty()) throw;
+    const std::string reason =
+        error.findings().empty() ? error.message() + "; " : "";
     Error with_hint(error.code(),
-                    error.message() +
-                        "; the newest checkpoint here that can be merged is " +
+                    reason +
+                        "the newest checkpoint here that can be merged is " +
                         escape(sound),
                     {.file = error.file(),
                      .tensor = error.tensor(),

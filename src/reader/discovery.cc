@@ -282,12 +282,12 @@ class Finder {
     if (!latest) {
       taken.findings.push_back(folder_finding(
           "latest-missing", Severity::Warning,
-          "expected a file `latest` that names the tag folder; took " +
+          "expected this file to name the tag folder, found none; took " +
               escape(taken.tag) + ", the only or highest one"));
     } else if (!latest_is_here) {
       taken.findings.push_back(
           folder_finding("latest-dangling", Severity::Warning,
-                         "latest names \"" + escape(*latest) +
+                         "it names \"" + escape(*latest) +
                              "\", which is not here or holds no shards; took " +
                              escape(taken.tag)));
     } else if (*latest != taken.tag) {

@@ -34,7 +34,7 @@ struct CheckpointPath {
   std::vector<Finding> findings;   // latest-missing, latest-dangling, ...
 };
 
-// Every checkpoint that `path` can mean (contract: design 4): a run folder
+// Every checkpoint that `path` can mean (docs/cli.md): a run folder
 // with checkpoint-N folders, one of them, a folder with `latest` or with tag
 // folders, a tag folder, or a folder of weights. Highest step first, as a
 // number; on a tie the folder itself first. Reads names and `latest` only.

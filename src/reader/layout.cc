@@ -76,6 +76,9 @@ std::optional<size_t> Contents::find(std::string_view name) const {
 }
 
 std::optional<std::string> unsupported_layout(const ShardSet& shards) {
+  if (shards.has_universal) {
+    return "universal checkpoint (a folder zero/ in the tag folder)";
+  }
   if (any_of_kind(shards, ShardKind::Expert) ||
       any_of_kind(shards, ShardKind::ExpertOptim)) {
     return "mixture of experts (MoE: layer_*_expert_* or expp_rank_* files)";

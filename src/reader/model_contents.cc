@@ -177,7 +177,7 @@ class ModelContents {
 
   // A pair of shared_params, kept for settle_alias unless it cannot be true.
   // Old files hold false pairs: all empty stage-3 placeholders once looked
-  // shared (reports.md A13).
+  // shared (DeepSpeed #1896, #3149).
   void declare_alias(const std::string& alias, const std::string& kept) {
     const auto* a = view_in_module(alias);
     const auto* k = view_in_module(kept);

@@ -21,14 +21,14 @@ struct SafetensorsEntry {
   uint64_t size_bytes = 0;
 };
 
-// The validated header of a safetensors file (conventions.md M3).
+// The validated header of a safetensors file (docs/format.md).
 struct SafetensorsFile {
   std::vector<SafetensorsEntry> entries;  // in order of offset
   std::vector<std::pair<std::string, std::string>> metadata;
   uint64_t header_bytes = 0;  // length field and header: where data begins
 };
 
-// Errors: Corrupt with offset and tensor for every rule that conventions.md M3
+// Errors: Corrupt with offset and tensor for every rule that docs/format.md
 // lists (header length, first byte, duplicate keys, overlaps, gaps, sizes that
 // are not shape x dtype, trailing bytes), Unsupported for unknown dtypes, Limit
 // for a header above 100 MB.

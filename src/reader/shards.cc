@@ -100,6 +100,10 @@ class FolderReader {
     fs::directory_iterator it(folder, error);
     for (; !error && it != fs::directory_iterator(); it.increment(error)) {
       const std::string name = it->path().filename().string();
+      if (name == "zero" && it->is_directory(error)) {
+        set_.has_universal = true;
+        continue;
+      }
       if (name == "offloaded_tensors") {
         list_swap_files(it->path());
         continue;

@@ -133,7 +133,8 @@ struct ShardSet {
   std::vector<ShardFile> files;   // model and optim files, sorted by rank
   std::vector<ShardName> others;  // expert, layer, fast-part files
   std::vector<std::string> other_files;  // their names
-  std::vector<Finding> findings;         // shard-conflict and the like
+  bool has_universal = false;     // a folder zero/, as ds_to_universal makes it
+  std::vector<Finding> findings;  // shard-conflict and the like
   // NVMe swap files: "rank00/1_1.tensor.swp" -> source.
   std::map<std::string, uint32_t> swap_files;
 

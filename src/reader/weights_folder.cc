@@ -11,7 +11,7 @@
 #include "reader/safetensors_file.h"
 
 // A folder of Hugging Face weights: model.safetensors or pytorch_model.bin, or
-// several files with an index (conventions.md M1).
+// several files with an index, as transformers names them.
 
 namespace zckpt {
 namespace {

@@ -157,7 +157,7 @@ class FrameworkChecker {
 };
 
 // Modules whose code runs commands, touches files or looks up more code: what
-// the public pickle scanners flag (conventions.md 5).
+// picklescan, modelscan and fickling flag.
 constexpr std::array<std::string_view, 24> kDangerousModules{
     "os",        "posix",    "nt",          "subprocess", "sys",    "socket",
     "shutil",    "runpy",    "pty",         "pdb",        "bdb",    "pip",

@@ -151,7 +151,7 @@ class OptimizerChecker {
   }
 
   // DeepSpeed restores swapped sub-groups and forgets the rest of the shard
-  // (measured.md 5).
+  // (seen with DeepSpeed 0.19.8).
   void check_swap() {
     for (const ShardFile* file : with_masters_) {
       for (const FlatVector& master : file->vectors->masters) {

@@ -27,13 +27,13 @@ class ShardChecker {
  public:
   explicit ShardChecker(const ShardSet& shards)
       : shards_(shards), ranks_(world_size(shards)) {
+    // Most files say what the folder is; the others are blamed.
+    int partitioned = 0;
     for (const ShardFile& file : shards.files) {
-      if (file.optim && file.optim->kind == OptimKind::Zero3) stage3_ = true;
-      if (file.name.kind == ShardKind::Model && file.name.rank) {
-        stage3_ = true;
-      }
+      if (const auto inside = is_stage3(file)) partitioned += *inside ? 1 : -1;
       any_optim_ = any_optim_ || file.name.kind == ShardKind::Optim;
     }
+    stage3_ = partitioned > 0;
     const ShardFile* model = shards.leading_model();
     frozen_ = model != nullptr && model->vectors != nullptr &&
               !model->vectors->fragments.empty();
@@ -87,6 +87,14 @@ class ShardChecker {
     return frozen_ || shards_.leading_model() == nullptr;
   }
 
+  // Whether the file is one of a stage-3 save, if it can tell.
+  std::optional<bool> is_stage3(const ShardFile& file) const {
+    if (file.name.rank && *file.name.rank >= ranks_) return std::nullopt;
+    if (file.name.kind == ShardKind::Model) return file.name.rank.has_value();
+    if (!file.optim || file.optim->kind == OptimKind::None) return std::nullopt;
+    return file.optim->kind == OptimKind::Zero3;
+  }
+
   Severity severity_of(const ShardFile& file) const {
     return needed(file) ? Severity::Error : Severity::Warning;
   }
@@ -108,11 +116,16 @@ class ShardChecker {
     check_archive_name(file);
   }
 
+  // A stale shard of a larger run: reported as such, and ignored.
+  bool is_surplus(const ShardFile& file) const {
+    return file.name.rank && *file.name.rank >= ranks_;
+  }
+
   // torch names the folder inside the archive after the file: nothing else
   // inside a stage-3 shard tells its rank.
   void check_archive_name(const ShardFile& file) {
     const ShardName inside = classify(file.archive_prefix + ".pt");
-    if (inside.kind == ShardKind::Other) return;
+    if (inside.kind == ShardKind::Other || is_surplus(file)) return;
     if (inside.kind == file.name.kind && inside.rank == file.name.rank &&
         inside.mp_rank == file.name.mp_rank) {
       return;
@@ -201,7 +214,7 @@ class ShardChecker {
   }
 
   // A rank whose clock ran on may have saved into a sibling folder
-  // (reports.md A25); node-local disks hold their own ranks only.
+  // (OpenTau #396); node-local disks hold their own ranks only.
   void look_elsewhere(const std::string& name, uint32_t rank) {
     for (const fs::path& folder : siblings()) {
       const fs::path candidate = folder / name;
@@ -227,6 +240,11 @@ class ShardChecker {
          !error && it != fs::directory_iterator(); it.increment(error)) {
       std::error_code ignored;
       const fs::path folder = it->path() / shards_.where.tag;
+      // Another step of the same run is no part of this save.
+      if (number_after(it->path().filename().string(), "checkpoint-") !=
+          number_after(own.filename().string(), "checkpoint-")) {
+        continue;
+      }
       if (it->path() != own && fs::is_directory(folder, ignored)) {
         siblings_->push_back(folder);
       }
@@ -236,15 +254,17 @@ class ShardChecker {
 
   void check_stage() {
     for (const ShardFile& file : shards_.files) {
-      if (!file.optim || file.optim->kind == OptimKind::None) continue;
-      const bool inside = file.optim->kind == OptimKind::Zero3;
-      const bool said =
-          !file.optim->zero_stage || (*file.optim->zero_stage == 3) == inside;
-      if (inside == stage3_ && said) continue;
+      const auto inside = is_stage3(file);
+      if (!inside) continue;
+      const bool said = !file.optim || !file.optim->zero_stage ||
+                        (*file.optim->zero_stage == 3) == *inside;
+      if (*inside == stage3_ && said) continue;
       report("stage-conflict", Severity::Error,
-             std::string("expected shards of one ZeRO stage, found ") +
-                 (inside ? "stage-3" : "stage-1/2") +
-                 " partitions in this file beside files of another stage",
+             std::string("expected files of one ZeRO stage, found ") +
+                 (said ? "" : "another zero_stage and ") +
+                 (*inside ? "stage-3" : "stage-0/1/2") +
+                 " contents in this file: two runs saved into this folder; "
+                 "remove the files of one of them",
              file);
     }
   }
@@ -373,7 +393,7 @@ class ShardChecker {
   void check_duplicates() {
     std::map<std::pair<uint64_t, uint64_t>, const ShardFile*> seen;
     for (const ShardFile& file : shards_.files) {
-      if (!file.optim || file.content_digest == 0) continue;
+      if (!file.optim || file.content_digest == 0 || is_surplus(file)) continue;
       const auto [it, fresh] = seen.try_emplace(
           std::pair(file.content_digest, file.size_bytes), &file);
       if (fresh || it->second->archive_prefix != file.archive_prefix) continue;

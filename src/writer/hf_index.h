@@ -10,8 +10,8 @@
 
 namespace zckpt {
 
-// The Hugging Face rule for cutting a model into files (conventions.md M1,
-// M2), over tensor sizes in state_dict order.
+// The Hugging Face rule for cutting a model into files (huggingface_hub's
+// split_state_dict_into_shards_factory), over tensor sizes in state_dict order.
 
 // For each tensor the number of its shard, from 0. Greedy: a tensor larger
 // than `max_shard_bytes` is a shard of its own, numbered before the one still

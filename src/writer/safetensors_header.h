@@ -22,7 +22,7 @@ struct SafetensorsSlot {
 };
 
 // The file layout that the reference writer would choose for these tensors
-// (conventions.md M3): sorts `slots` by dtype descending, then by name, sets
+// (docs/format.md): sorts `slots` by dtype descending, then by name, sets
 // offsets and sizes, and returns the bytes that come before the data: length
 // field, compact JSON with `metadata` first, padded with spaces to 8 bytes.
 // For one metadata key the result is byte-equal to the reference writer's.

@@ -88,7 +88,7 @@ TEST(CastOracle, KnowsTheTypes) {
   EXPECT_EQ(bf16.value(1), 0x1p-133);
   EXPECT_EQ(bf16.value(0x3f80), 1.0);
   EXPECT_EQ(bf16.nan(), 0x7fc0);
-  // torch's answers (conventions.md M5).
+  // torch's answers.
   EXPECT_EQ(bf16.convert(std::bit_cast<float>(0x3f808000U)), 0x3f80);
   EXPECT_EQ(bf16.convert(std::bit_cast<float>(0x3f818000U)), 0x3f82);
 }

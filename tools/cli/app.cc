@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/app.h"
 
+#include <algorithm>
 #include <csignal>
 #include <new>
 
@@ -39,10 +40,13 @@ void catch_signals() {
 
 int report(const Error& error, const Verb& verb, std::ostream& out,
            std::ostream& err) {
+  Terminal terminal(err, {.quiet = *verb.quiet});
+  bool said = false;  // a refusal for one reason is that finding
   for (const Finding& finding : error.findings()) {
-    Terminal(err, {}).finding(finding);
+    terminal.finding(finding);
+    said = said || finding.message == error.message();
   }
-  Terminal(err, {}).error(error.what());
+  if (!said) terminal.error(error.what());
   if (*verb.json) out << dump(failure_json(verb.name, error)) << '\n';
   if (error.code() == ErrorCode::Interrupted && g_signal != 0) {
     return kExitSignal + g_signal;
@@ -84,6 +88,14 @@ int run(int argc, char** argv, std::ostream& out, std::ostream& err) {
   app.fallthrough(false);
   const std::vector<Verb> verbs{add_inspect(app), add_merge(app),
                                 add_verify(app)};
+  // CLI11 would say only that a subcommand is missing.
+  if (argc > 1 && argv[1][0] != '-' &&
+      std::none_of(verbs.begin(), verbs.end(),
+                   [&](const Verb& verb) { return verb.name == argv[1]; })) {
+    Terminal(err, {}).error("there is no verb " + escape(argv[1]));
+    err << "Run zckpt --help for help.\n";
+    return kExitUsage;
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -55,6 +55,8 @@ std::string weights_line(const Checkpoint& checkpoint) {
   std::map<Role, uint64_t> numel;
   std::map<Role, std::map<DType, uint64_t>> dtypes;
   for (const Tensor& tensor : checkpoint.tensors()) {
+    // Of a name with a master and a copy, the master counts.
+    if (checkpoint.find(tensor.name) != &tensor) continue;
     numel[tensor.role] += tensor.numel;
     dtypes[tensor.role][tensor.dtype] += tensor.numel;
   }
@@ -65,7 +67,7 @@ std::string weights_line(const Checkpoint& checkpoint) {
             what + " (" + dtype_list(dtypes[role]) + ")";
   };
   add(Role::Master, "trainable");
-  if (numel[Role::Master] == 0) add(Role::Model, "weights");
+  add(Role::Model, numel[Role::Master] == 0 ? "weights" : "without masters");
   add(Role::Frozen, "frozen");
   add(Role::Buffer, "in buffers");
   const CheckpointFacts& facts = checkpoint.facts();
@@ -236,6 +238,11 @@ void print_text(const InspectVerb& verb, const Inspection& inspection,
   for (const std::string& other : inspection.others) {
     context.out << "- also here: " << escape(other) << '\n';
   }
+  for (const FileBytes& file : inspection.files) {
+    if (!verb.common.verbose) break;
+    context.out << "  " << escape(file.file) << "  " << format_bytes(file.bytes)
+                << '\n';
+  }
   for (const Finding& finding : inspection.findings) terminal.finding(finding);
   if (verb.tensors && inspection.checkpoint) {
     context.out << '\n';
@@ -335,6 +342,7 @@ Verb add_inspect(CLI::App& app) {
                     "List every tensor with the places of its elements");
   return {.name = "inspect",
           .json = &verb->common.json,
+          .quiet = &verb->common.quiet,
           .run = [verb](const Context& context) {
             return run_inspect(*verb, context);
           }};

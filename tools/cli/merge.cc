@@ -95,17 +95,24 @@ void print_summary(const MergeResult& result, const MergeVerb& verb,
                   " became infinite in " + dtype_text(plan));
   }
   if (verb.writer.dry_run) return;
-  std::string checks =
-      "checked: CRC of " + count_of(result.checked_records, "record");
+  if (result.checked_records != 0) {
+    terminal.note("checked the CRC of " +
+                  count_of(result.checked_records, "record"));
+  }
   if (result.unchecked_records != 0) {
-    checks += " (" + format_count(result.unchecked_records) +
-              " more were saved without one)";
+    terminal.note(count_of(result.unchecked_records, "record") +
+                  " could not be checked: saved without a CRC");
   }
   if (result.checked_elements != 0) {
-    checks += "; " + format_count(result.checked_elements) +
-              " elements against the model's own copy";
+    terminal.note("compared " + format_count(result.checked_elements) +
+                  " elements with the model's own copy");
   }
-  terminal.note(checks);
+  for (const PlannedFile& file : plan.files) {
+    if (verb.common.verbose) {
+      terminal.note("wrote " + escape(file.name) + ", " +
+                    format_bytes(file.size_bytes));
+    }
+  }
 }
 
 int run_merge(MergeVerb& verb, const Context& context) {
@@ -144,12 +151,12 @@ Verb add_merge(CLI::App& app) {
       ->add_option("--include", verb->options.include,
                    "Only tensors whose name matches (repeatable)")
       ->type_name("GLOB")
-      ->expected(1);
+      ->allow_extra_args(false);
   command
       ->add_option("--exclude", verb->options.exclude,
                    "No tensors whose name matches (repeatable)")
       ->type_name("GLOB")
-      ->expected(1);
+      ->allow_extra_args(false);
   command
       ->add_option("--aliases", verb->aliases,
                    "Tied names: drop (written once) or copy")
@@ -168,6 +175,7 @@ Verb add_merge(CLI::App& app) {
       ->check(CLI::IsMember({"module", "param_shapes"}));
   return {.name = "merge",
           .json = &verb->common.json,
+          .quiet = &verb->common.quiet,
           .run = [verb](const Context& context) {
             return run_merge(*verb, context);
           }};

@@ -49,7 +49,7 @@ void CommonOptions::add_to(CLI::App& verb) {
   verb.add_option("--also", open.also,
                   "Folder with more shards of the same save (repeatable)")
       ->type_name("DIR")
-      ->expected(1);
+      ->allow_extra_args(false);
   verb.add_option("--threads", open.threads,
                   "Threads to use (default: one per core, at most 4)")
       ->type_name("N")

@@ -12,7 +12,8 @@ namespace zckpt::cli {
 // A verb that is ready to run: its subcommand holds the parsed options.
 struct Verb {
   std::string name;
-  bool* json = nullptr;
+  const bool* json = nullptr;
+  const bool* quiet = nullptr;
   std::function<int(const Context&)> run;
 };
 

@@ -177,6 +177,7 @@ Verb add_verify(CLI::App& app) {
                     "Print only the path of the newest that resumes");
   return {.name = "verify",
           .json = &verb->common.json,
+          .quiet = &verb->common.quiet,
           .run = [verb](const Context& context) {
             return run_verify(*verb, context);
           }};
