@@ -116,11 +116,16 @@ class ShardChecker {
     check_archive_name(file);
   }
 
+  // A stale shard of a larger run: reported as such, and ignored.
+  bool is_surplus(const ShardFile& file) const {
+    return file.name.rank && *file.name.rank >= ranks_;
+  }
+
   // torch names the folder inside the archive after the file: nothing else
   // inside a stage-3 shard tells its rank.
   void check_archive_name(const ShardFile& file) {
     const ShardName inside = classify(file.archive_prefix + ".pt");
-    if (inside.kind == ShardKind::Other) return;
+    if (inside.kind == ShardKind::Other || is_surplus(file)) return;
     if (inside.kind == file.name.kind && inside.rank == file.name.rank &&
         inside.mp_rank == file.name.mp_rank) {
       return;
@@ -209,7 +214,7 @@ class ShardChecker {
   }
 
   // A rank whose clock ran on may have saved into a sibling folder
-  // (reports.md A25); node-local disks hold their own ranks only.
+  // (OpenTau #396); node-local disks hold their own ranks only.
   void look_elsewhere(const std::string& name, uint32_t rank) {
     for (const fs::path& folder : siblings()) {
       const fs::path candidate = folder / name;
@@ -235,6 +240,11 @@ class ShardChecker {
          !error && it != fs::directory_iterator(); it.increment(error)) {
       std::error_code ignored;
       const fs::path folder = it->path() / shards_.where.tag;
+      // Another step of the same run is no part of this save.
+      if (number_after(it->path().filename().string(), "checkpoint-") !=
+          number_after(own.filename().string(), "checkpoint-")) {
+        continue;
+      }
       if (it->path() != own && fs::is_directory(folder, ignored)) {
         siblings_->push_back(folder);
       }
@@ -383,7 +393,7 @@ class ShardChecker {
   void check_duplicates() {
     std::map<std::pair<uint64_t, uint64_t>, const ShardFile*> seen;
     for (const ShardFile& file : shards_.files) {
-      if (!file.optim || file.content_digest == 0) continue;
+      if (!file.optim || file.content_digest == 0 || is_surplus(file)) continue;
       const auto [it, fresh] = seen.try_emplace(
           std::pair(file.content_digest, file.size_bytes), &file);
       if (fresh || it->second->archive_prefix != file.archive_prefix) continue;
