@@ -134,7 +134,8 @@ CheckpointFacts facts_of(const ShardSet& shards) {
 }
 
 std::shared_ptr<const CheckpointData> build_checkpoint(
-    const CheckpointPath& where, std::shared_ptr<const ShardSet> shards) {
+    const CheckpointPath& where,
+    const std::shared_ptr<const ShardSet>& shards) {
   auto data = std::make_shared<CheckpointData>();
   if (where.framework == Framework::Weights) {
     auto sources = std::make_shared<SourceSet>(where.folder);
@@ -195,7 +196,7 @@ Checkpoint Checkpoint::open(const std::string& path,
   if (where.framework != Framework::Weights) {
     shards = std::make_shared<const ShardSet>(read_shards(where, options));
   }
-  auto data = build_checkpoint(where, std::move(shards));
+  auto data = build_checkpoint(where, shards);
   for (const Finding& finding : data->contents.findings) {
     if (finding.severity == Severity::Error) {
       throw Error(ErrorCode::Corrupt, finding.message,

@@ -21,7 +21,7 @@ class CheckpointData {
 // Index of a folder that was found. `shards` is null for a weights folder,
 // else what read_shards gave. Errors: as Checkpoint::open.
 std::shared_ptr<const CheckpointData> build_checkpoint(
-    const CheckpointPath& where, std::shared_ptr<const ShardSet> shards);
+    const CheckpointPath& where, const std::shared_ptr<const ShardSet>& shards);
 
 // Facts that shards tell before any layout is chosen.
 CheckpointFacts facts_of(const ShardSet& shards);

@@ -393,7 +393,7 @@ std::string resolve_also(const std::string& directory, const std::string& tag) {
     throw Error(ErrorCode::Io, "no such folder (--also)", {.file = directory});
   }
   if (list(directory).has_shards()) return directory;
-  const std::string inner = join(directory, tag);
+  std::string inner = join(directory, tag);
   if (is_folder(inner)) return inner;
   throw Error(ErrorCode::Invalid,
               "--also expects a tag folder or the folder above it; there are "

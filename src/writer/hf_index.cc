@@ -21,7 +21,8 @@ std::string dump(const JsonObject& object, size_t indent) {
   std::string text = "{";
   for (const auto& [key, value] : object) {
     text += text.size() == 1 ? "\n" : ",\n";
-    text += margin + "  " + json_quote(key, true) + ": " + value;
+    text.append(margin).append("  ").append(json_quote(key, true));
+    text.append(": ").append(value);
   }
   return text + "\n" + margin + "}";
 }

@@ -125,7 +125,8 @@ Output::Output(std::string path, OutputOptions options)
 
 Output::Output(std::string path, OutputOptions options,
                const OutputCalls& calls)
-    : state_(std::make_unique<State>(path, std::move(options), calls)) {}
+    : state_(std::make_unique<State>(std::move(path), std::move(options),
+                                     calls)) {}
 
 Output::~Output() = default;
 
