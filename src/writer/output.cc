@@ -120,10 +120,10 @@ void Output::State::discard() noexcept {
   }
 }
 
-Output::Output(std::string path, OutputOptions options)
-    : Output(std::move(path), std::move(options), system_calls()) {}
+Output::Output(const std::string& path, OutputOptions options)
+    : Output(path, std::move(options), system_calls()) {}
 
-Output::Output(std::string path, OutputOptions options,
+Output::Output(const std::string& path, OutputOptions options,
                const OutputCalls& calls)
     : state_(std::make_unique<State>(std::move(path), std::move(options),
                                      calls)) {}

@@ -43,10 +43,11 @@ struct OutputOptions {
 class Output {
  public:
   // Creates the place to write in and takes the lock.
-  Output(std::string path, OutputOptions options);
+  Output(const std::string& path, OutputOptions options);
   // For tests: with other system calls (writer/output_calls.h), which must
   // outlive this.
-  Output(std::string path, OutputOptions options, const OutputCalls& calls);
+  Output(const std::string& path, OutputOptions options,
+         const OutputCalls& calls);
   Output(const Output&) = delete;
   Output& operator=(const Output&) = delete;
   ~Output();
