@@ -9,6 +9,7 @@
 
 #include "base/crc32.h"
 #include "base/parallel.h"
+#include "base/text.h"
 #include "merge/cast.h"
 #include "merge/windows.h"
 #include "reader/checkpoint_data.h"
@@ -113,10 +114,14 @@ class Executor {
     capacity_ = std::min(options_.chunk_bytes, share - scratch);
     capacity_ = std::max(capacity_, kLargestElement);
     if (scratch < kLargestElement) {
-      throw Error(ErrorCode::Limit, "the memory budget of " +
-                                        std::to_string(options_.memory_bytes) +
-                                        " bytes is too small for " +
-                                        std::to_string(threads_) + " threads");
+      throw Error(ErrorCode::Limit,
+                  "a memory budget of " +
+                      std::to_string(options_.memory_bytes) +
+                      " bytes is too small; " +
+                      count_of(static_cast<uint64_t>(threads_), "thread") +
+                      " cannot do with less than " +
+                      std::to_string(4 * kLargestElement *
+                                     static_cast<uint64_t>(threads_)));
     }
     buffers_.resize(static_cast<size_t>(threads_));
     for (Buffers& buffers : buffers_) {

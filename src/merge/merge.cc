@@ -108,15 +108,16 @@ CheckedCheckpoint open_checked(const std::string& path,
     if (error.code() == ErrorCode::Interrupted) throw;
     const std::string sound = newest_sound(found, options);
     if (sound.empty()) throw;
-    const std::string reason =
-        error.findings().empty() ? error.message() + "; " : "";
+    // Findings name their places themselves.
+    const bool found_out = !error.findings().empty();
+    const ErrorPlace place{.file = error.file(),
+                           .tensor = error.tensor(),
+                           .offset = error.offset()};
     Error with_hint(error.code(),
-                    reason +
+                    (found_out ? "" : error.message() + "; ") +
                         "the newest checkpoint here that can be merged is " +
                         escape(sound),
-                    {.file = error.file(),
-                     .tensor = error.tensor(),
-                     .offset = error.offset()});
+                    found_out ? ErrorPlace{} : place);
     with_hint.with_findings(error.findings());
     throw with_hint;
   }

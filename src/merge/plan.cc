@@ -90,6 +90,12 @@ class Planner {
   }
 
   void add(std::string name, const Tensor& tensor) {
+    if (name.empty()) {
+      throw Error(ErrorCode::Invalid,
+                  "nothing would be left of this name; choose another "
+                  "--strip-prefix",
+                  {.tensor = tensor.name});
+    }
     if (!names_.insert(name).second) {
       throw Error(ErrorCode::Conflict,
                   "two tensors would get this name; choose another "
