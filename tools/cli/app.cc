@@ -2,7 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/app.h"
 
+#include <fcntl.h>
+#include <unistd.h>
 #include <algorithm>
+
+#include <cerrno>
 #include <csignal>
 #include <new>
 
@@ -36,11 +40,47 @@ void catch_signals() {
   ::sigaction(SIGTERM, &action, nullptr);
   // A closed pipe must be a failed write, with a message and an exit code.
   std::signal(SIGPIPE, SIG_IGN);
+  // So must be a file beyond the limit of the shell (ulimit -f).
+  std::signal(SIGXFSZ, SIG_IGN);
 }
 
-int report(const Error& error, const Verb& verb, std::ostream& out,
+// Without this the first file opened would be taken for a stream that the
+// caller closed, and messages would land in it. Writing to the one in the place
+// of standard output fails, as it should.
+void fill_standard_streams() {
+  for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
+    if (::fcntl(fd, F_GETFD) != -1 || errno != EBADF) continue;
+    // The lowest free number is this one.
+    (void)::open("/dev/null", fd == STDOUT_FILENO ? O_RDONLY : O_RDWR);
+  }
+}
+
+int wrong_usage(const std::string& message, const std::string& verb,
+                std::ostream& err) {
+  Terminal(err, {}).error(message);
+  err << "Run zckpt " << verb << (verb.empty() ? "" : " ")
+      << "--help for help.\n";
+  return kExitUsage;
+}
+
+// CLI11's words, but for those that puzzle.
+std::string usage_text(const CLI::ParseError& error) {
+  const std::string text = error.what();
+  const size_t twice = text.find(": At Most 1 required but received");
+  if (twice != std::string::npos) {
+    return text.substr(0, twice) + " was given more than once";
+  }
+  return escape(text);
+}
+
+int unwritable(std::ostream& err) {
+  Terminal(err, {}).error("standard output could not be written");
+  return kExitFailed;
+}
+
+int report(const Error& error, const Verb& verb, bool color, std::ostream& out,
            std::ostream& err) {
-  Terminal terminal(err, {.quiet = *verb.quiet});
+  Terminal terminal(err, {.quiet = *verb.quiet, .color = color});
   bool said = false;  // a refusal for one reason is that finding
   for (const Finding& finding : error.findings()) {
     terminal.finding(finding);
@@ -55,33 +95,31 @@ int report(const Error& error, const Verb& verb, std::ostream& out,
 }
 
 // The one place where exceptions become exit codes.
-int run_verb(const Verb& verb, std::ostream& out, std::ostream& err) {
+int run_verb(const Verb& verb, bool color, std::ostream& out,
+             std::ostream& err) {
   const Context context{.out = out, .err = err, .stop = &g_stop};
   int code = 0;
   try {
     code = verb.run(context);
   } catch (const UsageError& error) {
-    Terminal(err, {}).error(error.what());
-    err << "Run zckpt " << verb.name << " --help for help.\n";
-    return kExitUsage;
+    return wrong_usage(error.what(), verb.name, err);
   } catch (const Error& error) {
-    code = report(error, verb, out, err);
+    code = report(error, verb, color, out, err);
   } catch (const std::bad_alloc&) {
-    code = report(Error(ErrorCode::Limit, "out of memory"), verb, out, err);
+    code =
+        report(Error(ErrorCode::Limit, "out of memory"), verb, color, out, err);
   } catch (const std::exception& error) {
-    code = report(Error(ErrorCode::Internal, error.what()), verb, out, err);
+    code =
+        report(Error(ErrorCode::Internal, error.what()), verb, color, out, err);
   }
   out.flush();
-  if (!out) {
-    Terminal(err, {}).error("standard output could not be written");
-    return kExitFailed;
-  }
-  return code;
+  return out ? code : unwritable(err);
 }
 
 }  // namespace
 
 int run(int argc, char** argv, std::ostream& out, std::ostream& err) {
+  fill_standard_streams();
   CLI::App app("Reads, checks and merges DeepSpeed ZeRO checkpoints.", "zckpt");
   app.set_version_flag("--version", "zckpt " ZCKPT_VERSION);
   app.require_subcommand(1);
@@ -92,20 +130,31 @@ int run(int argc, char** argv, std::ostream& out, std::ostream& err) {
   if (argc > 1 && argv[1][0] != '-' &&
       std::none_of(verbs.begin(), verbs.end(),
                    [&](const Verb& verb) { return verb.name == argv[1]; })) {
-    Terminal(err, {}).error("there is no verb " + escape(argv[1]));
-    err << "Run zckpt --help for help.\n";
-    return kExitUsage;
+    return wrong_usage("there is no verb " + escape(argv[1]), "", err);
   }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    const int code = app.exit(error, out, err);
-    return code == 0 ? 0 : kExitUsage;
+    if (error.get_exit_code() != 0) {
+      const auto begun = app.get_subcommands();
+      return begun.empty()
+                 ? wrong_usage("a verb is required, such as merge", "", err)
+                 : wrong_usage(usage_text(error), begun.front()->get_name(),
+                               err);
+    }
+    app.exit(error, out, err);  // prints the help or the version
+    out.flush();
+    return out ? 0 : unwritable(err);
   }
   catch_signals();
-  const std::string chosen = app.get_subcommands().front()->get_name();
+  const CLI::App& chosen = *app.get_subcommands().front();
+  const std::vector<std::string> color =
+      chosen.get_option("--color")->results();
   for (const Verb& verb : verbs) {
-    if (verb.name == chosen) return run_verb(verb, out, err);
+    if (verb.name == chosen.get_name()) {
+      return run_verb(verb, use_color(color.empty() ? "auto" : color.back()),
+                      out, err);
+    }
   }
   return kExitUsage;
 }

@@ -40,6 +40,10 @@ bool ends_with_any(const std::string& name,
 
 }  // namespace
 
+bool use_color(const std::string& when) {
+  return when == "always" || (when == "auto" && ::isatty(STDERR_FILENO) == 1);
+}
+
 void CommonOptions::add_to(CLI::App& verb) {
   verb.add_option("PATH", path,
                   "A checkpoint: run folder, checkpoint-N, tag folder, ...")
@@ -69,7 +73,7 @@ TerminalOptions CommonOptions::terminal() const {
   return {.quiet = quiet,
           .verbose = verbose,
           .progress = !no_progress,
-          .color = color == "always" || (color == "auto" && tty),
+          .color = use_color(color),
           .tty = tty};
 }
 

@@ -20,6 +20,9 @@ struct UsageError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// What --color WHEN means for standard error.
+bool use_color(const std::string& when);
+
 // Options that every verb has.
 struct CommonOptions {
   std::string path;

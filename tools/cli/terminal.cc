@@ -49,29 +49,33 @@ void Terminal::clear_line() {
 void Terminal::note(std::string_view message) {
   if (options_.quiet) return;
   clear_line();
-  err_ << paint("note: ", "36") << message << '\n';
+  err_ << paint("note: ", "36") << escape(message) << '\n';
 }
 
 void Terminal::error(std::string_view message) {
   clear_line();
-  err_ << paint("error: ", "31;1") << message << '\n';
+  err_ << paint("error: ", "31;1") << escape(message) << '\n';
 }
 
 void Terminal::finding(const Finding& finding) {
   const bool is_error = finding.severity == Severity::Error;
   if (options_.quiet && !is_error) return;
   clear_line();
-  std::string place;
-  if (!finding.file.empty()) place += escape(finding.file) + ": ";
-  if (!finding.tensor.empty()) place += escape(finding.tensor) + ": ";
-  if (finding.offset) place += "@" + std::to_string(*finding.offset) + ": ";
+  // As Error::what() puts it: "file: tensor @offset: message".
+  std::string place = finding.file.empty() ? "" : escape(finding.file) + ": ";
+  if (!finding.tensor.empty()) place += escape(finding.tensor);
+  if (finding.offset) {
+    place +=
+        (finding.tensor.empty() ? "@" : " @") + std::to_string(*finding.offset);
+  }
+  if (!finding.tensor.empty() || finding.offset) place += ": ";
   const std::string_view color = is_error ? "31;1"
                                  : finding.severity == Severity::Warning ? "33"
                                                                          : "36";
   err_ << paint(std::string(to_string(finding.severity)) + " [" + finding.code +
                     "] ",
                 color)
-       << place << finding.message << '\n';
+       << place << escape(finding.message) << '\n';
 }
 
 std::string Terminal::progress_text(uint64_t done, uint64_t total) const {

@@ -26,6 +26,8 @@ struct TerminalOptions {
 class Terminal final : public Observer {
  public:
   Terminal(std::ostream& err, TerminalOptions options);
+  // An error's message must not begin behind a line of progress.
+  ~Terminal() override { finish(); }
 
   void note(std::string_view message) override;
   void progress(uint64_t done, uint64_t total) override;
