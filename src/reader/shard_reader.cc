@@ -147,7 +147,7 @@ class OptimReader {
           inner.find("zero_stage") ? OptimKind::Zero12 : OptimKind::Bf16;
       note_missing(inner, {"base_optimizer_state", "ds_version"}, shard_);
       read_masters(*parts);
-      read_states(inner.find("base_optimizer_state"));
+      read_states(inner);
     } else if (const auto subs =
                    inner.find("local_sub_partitions_of_fp32_groups")) {
       facts_.kind = OptimKind::LegacyStage1;
@@ -208,24 +208,43 @@ class OptimReader {
     }
   }
 
-  void read_states(const std::optional<Value>& base) {
+  void read_states(const Value& inner) {
+    const auto base = inner.find("base_optimizer_state");
     if (!base) return;
     if (base->is_mapping()) return read_rigid_states(*base);
     // Elastic: a list of one dict per group, padding stripped.
     if (!base->is_sequence()) return;
     facts_.elastic_state = true;
+    note_missing(inner, {"base_optimizer_state_step"}, shard_);
     const size_t groups = std::min(base->size(), table_.masters.size());
     for (size_t g = 0; g < groups; ++g) read_group_state(g, base->item(g));
   }
 
   // torch's own form: {'state': {g: {...}}, 'param_groups': [...]}.
   void read_rigid_states(const Value& optimizer) {
+    if (!optimizer.is_mapping()) return;
+    note_missing(optimizer, {"state", "param_groups"}, shard_);
+    read_param_groups(optimizer.find("param_groups"));
     const auto state = optimizer.find("state");
     if (!state || !state->is_mapping()) return;
     for (size_t g = 0; g < table_.masters.size(); ++g) {
       const auto group = state->find(static_cast<int64_t>(g));
       if (group) read_group_state(g, *group);
     }
+  }
+
+  void read_param_groups(const std::optional<Value>& groups) {
+    if (!groups || !groups->is_sequence()) return;
+    uint64_t listed = 0;
+    for (size_t g = 0; g < groups->size(); ++g) {
+      const Value group = groups->item(g);
+      if (!group.is_mapping()) return;
+      const auto params = group.find("params");
+      if (!params || !params->is_sequence()) return;
+      listed += params->size();
+      facts_.has_betas = facts_.has_betas || group.find("betas").has_value();
+    }
+    facts_.listed_params = listed;
   }
 
   void read_group_state(size_t group, const Value& state) {
@@ -284,6 +303,36 @@ void read_fragments(const TorchFile& file, const Value& root,
   shard.vectors = std::make_shared<const VectorTable>(std::move(table));
 }
 
+// Whether the run's ds_config asks for bf16; nothing where it does not tell.
+std::optional<bool> wants_bf16(const Value& config) {
+  if (!config.is_mapping()) return std::nullopt;
+  for (const std::string_view key : {"bf16", "bfloat16"}) {
+    const auto section = config.find(key);
+    if (!section || !section->is_mapping()) continue;
+    const auto enabled = section->find("enabled");
+    return enabled ? enabled->boolean() : false;
+  }
+  return false;
+}
+
+// A scheduler of DeepSpeed's own is loaded without asking.
+bool lacks_scheduler(const Value& root) {
+  const auto scheduler = root.find("lr_scheduler");
+  return !scheduler || scheduler->is_none();
+}
+
+// The optimizer of stage 0: torch's own, or a wrapper with masters around it.
+void note_missing_optimizer(const Value& optimizer, ShardFile& shard) {
+  if (optimizer.find("state") || optimizer.find("param_groups")) {
+    note_missing(optimizer, {"state", "param_groups"}, shard);
+    return;
+  }
+  note_missing(optimizer, {"optimizer_state_dict"}, shard);
+  if (!optimizer.find("fp32_groups_flat")) {
+    note_missing(optimizer, {"fp32_groups"}, shard);
+  }
+}
+
 void read_model(const TorchFile& file, ShardFile& shard) {
   const Value root = file.root();
   ModelFacts facts;
@@ -307,6 +356,10 @@ void read_model(const TorchFile& file, ShardFile& shard) {
   if (const auto config = root.find("ds_config")) {
     facts.config_digest = digest(*config);
     facts.has_scheduler_config = config->find("scheduler").has_value();
+    if (facts.has_scheduler_config && lacks_scheduler(root)) {
+      shard.missing_keys.emplace_back("lr_scheduler");
+    }
+    facts.config_bf16 = wants_bf16(*config);
     if (const auto zero = config->find("zero_optimization")) {
       facts.config_stage = integer_or_none(zero->find("stage"));
       if (const auto flag = zero->find("zero_quantized_nontrainable_weights")) {
@@ -324,6 +377,7 @@ void read_model(const TorchFile& file, ShardFile& shard) {
   facts.has_module = !module.is_none();
   const auto optimizer = root.find("optimizer");
   facts.has_optimizer = optimizer && optimizer->is_mapping();
+  if (facts.has_optimizer) note_missing_optimizer(*optimizer, shard);
   const auto experts = root.find("num_experts");
   facts.has_experts = root.find("ds_autoep_layers").has_value() ||
                       (experts && !experts->is_none());

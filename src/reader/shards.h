@@ -79,6 +79,10 @@ struct OptimFacts {
   uint64_t config_digest = 0;
   bool has_partition_groups = false;  // AutoEP (format.md 3.7)
   bool elastic_state = false;
+  // What torch's own optimizer lists: its parameters, which are the groups of
+  // `masters`, and whether it has betas, hence moments.
+  std::optional<uint64_t> listed_params;
+  bool has_betas = false;
   // The optimizer's step count, of the first group that has one.
   std::optional<double> step;
 };
@@ -90,6 +94,7 @@ struct ModelFacts {
   std::optional<int64_t> mp_world_size;
   std::string ds_version;
   std::optional<int64_t> config_stage;  // zero_optimization.stage
+  std::optional<bool> config_bf16;      // bf16.enabled
   uint64_t config_digest = 0;
   uint64_t shapes_digest = 0;
   uint64_t frozen_digest = 0;

@@ -9,6 +9,7 @@
 #include "base/text.h"
 #include "reader/checkpoint_data.h"
 #include "reader/layout.h"
+#include "reader/safetensors_file.h"
 #include "reader/shard_reader.h"
 #include "verify/resume_checks.h"
 
@@ -40,6 +41,7 @@ class FrameworkChecker {
       case Framework::DeepSpeed:
       case Framework::Weights: break;
     }
+    check_placeholders();
     return std::move(findings_);
   }
 
@@ -139,6 +141,34 @@ class FrameworkChecker {
            "");
   }
 
+  // What the Trainer leaves beside stage-3 shards that it did not gather looks
+  // like a result and holds nothing.
+  void check_placeholders() {
+    for (const char* name :
+         {"adapter_model.safetensors", "model.safetensors"}) {
+      if (!exists(name) || !holds_nothing(name)) continue;
+      report("placeholder-weight", Severity::Warning,
+             "it holds no values (saved without gathering them); do not use "
+             "it: the trained values are in the shards of " +
+                 escape(shards_.where.tag) +
+                 ". zckpt merge PATH -o OUT gets them (--exclude-frozen where "
+                 "the base was not saved)",
+             name);
+    }
+  }
+
+  bool holds_nothing(const std::string& name) const {
+    try {
+      const FileSource source(path(name));
+      const auto entries = read_safetensors_header(source).entries;
+      return std::all_of(entries.begin(), entries.end(), [](const auto& entry) {
+        return entry.size_bytes == 0;
+      });
+    } catch (const Error&) {
+      return false;  // not a file that a resume reads
+    }
+  }
+
   void check_opens(const std::string& name, const std::string& code,
                    Severity severity) {
     std::optional<FileSource> source;
@@ -203,8 +233,35 @@ std::string join(const std::set<std::string>& names) {
   return text;
 }
 
-std::string requested_prefix(DType dtype) {
-  return dtype == DType::BF16 ? "bf16_" : "";
+std::string_view prefix_of(bool bf16) { return bf16 ? "bf16_" : ""; }
+
+// DeepSpeed before 0.6.2 knew no prefix.
+bool knows_prefix(std::string_view version) {
+  for (const std::string_view old :
+       {"0.3.", "0.4.", "0.5.", "0.6.0", "0.6.1"}) {
+    if (version.starts_with(old)) return false;
+  }
+  return !version.empty();
+}
+
+// How optimizer shards are named by the run that saved these, if its
+// ds_config tells.
+std::optional<std::string_view> configured_prefix(const ShardSet& shards) {
+  const ShardFile* model = shards.leading_model();
+  if (model == nullptr || !model->model->config_bf16 ||
+      !knows_prefix(model->model->ds_version)) {
+    return std::nullopt;
+  }
+  return prefix_of(*model->model->config_bf16);
+}
+
+// An optimizer shard that a run which looks for `prefix` does not find.
+const ShardFile* other_prefix(const ShardSet& shards, std::string_view prefix) {
+  const auto it = std::find_if(
+      shards.files.begin(), shards.files.end(), [&](const ShardFile& file) {
+        return file.name.kind == ShardKind::Optim && file.name.prefix != prefix;
+      });
+  return it == shards.files.end() ? nullptr : &*it;
 }
 
 }  // namespace
@@ -301,19 +358,17 @@ std::vector<Finding> check_requested(const ShardSet& shards,
                ", the run uses ZeRO-" + std::to_string(*options.stage) +
                ": their shards have nothing in common");
   }
-  if (options.dtype && any_optim) {
-    const std::string wanted = requested_prefix(*options.dtype);
-    for (const ShardFile& file : shards.files) {
-      if (file.name.kind != ShardKind::Optim || file.name.prefix == wanted) {
-        continue;
-      }
-      report("prefix-mixed",
-             "a run in " + std::string(short_name(*options.dtype)) +
-                 " looks for optimizer shards named " + wanted +
-                 "zero_pp_rank_*; these are named " +
-                 std::string(file.name.prefix) + "zero_pp_rank_*");
-      break;
-    }
+  std::optional<std::string_view> wanted = configured_prefix(shards);
+  if (options.dtype) wanted = prefix_of(*options.dtype == DType::BF16);
+  if (!wanted) return findings;
+  if (const ShardFile* other = other_prefix(shards, *wanted)) {
+    report("prefix-mixed",
+           (options.dtype
+                ? "a run in " + std::string(short_name(*options.dtype))
+                : std::string("the run that saved these (see its ds_config)")) +
+               " looks for optimizer shards named " + std::string(*wanted) +
+               "zero_pp_rank_*; these are named " +
+               std::string(other->name.prefix) + "zero_pp_rank_*");
   }
   return findings;
 }

@@ -6,7 +6,9 @@
 
 #include "base/text.h"
 #include "reader/layout.h"
+#include "reader/model_states.h"
 #include "verify/resume_checks.h"
+#include "zckpt/error.h"
 
 // What DeepSpeed's load_checkpoint needs of the optimizer (format.md 6.1): a
 // moment wherever another rank or group has one, each as long as the rank's
@@ -25,17 +27,19 @@ class OptimizerChecker {
       if (file.name.rank && *file.name.rank >= ranks_) continue;
       check_keys(file);
     }
+    check_module();
     collect_states();
     if (with_masters_.empty()) {
       check_stage0();
       return std::move(findings_);
     }
-    if (states_.empty()) {
-      report("optimizer-state-absent", Severity::Note,
-             "no rank has optimizer state yet: as after a run whose steps "
-             "were all skipped");
+    if (states_.empty()) report_no_states();
+    check_duplicates();
+    check_pairs();
+    for (const ShardFile* file : with_masters_) {
+      check_param_groups(*file);
+      check_states(*file);
     }
-    for (const ShardFile* file : with_masters_) check_states(*file);
     check_swap();
     return std::move(findings_);
   }
@@ -62,6 +66,158 @@ class OptimizerChecker {
                  ", which loading reads without asking; found none",
              file);
     }
+  }
+
+  // What load_state_dict of the model itself asks for: an entry of every name
+  // that the file lists.
+  void check_module() {
+    const ShardFile* model = shards_.leading_model();
+    if (model == nullptr || !model->model->has_module) return;
+    std::optional<ModelStates> states;
+    try {
+      states = read_model_states(shards_, *model);
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::Io) throw;
+      return;  // the checks on the weights say what is wrong with it
+    }
+    check_names(*states, *model);
+    check_sub_groups(*states);
+  }
+
+  void check_names(const ModelStates& states, const ShardFile& model) {
+    std::map<std::string_view, const ModuleEntry*> unlisted;
+    for (const ModuleEntry& entry : states.module) {
+      unlisted[entry.name] = &entry;
+    }
+    const auto present = unlisted;
+    std::vector<std::string_view> absent;
+    std::vector<const NamedShape*> absent_parameters;
+    if (states.groups) {
+      for (const auto& group : *states.groups) {
+        for (const NamedShape& shape : group) {
+          unlisted.erase(shape.name);
+          if (!present.contains(shape.name)) {
+            absent_parameters.push_back(&shape);
+          }
+        }
+      }
+    }
+    const auto need = [&](const std::string& name) {
+      unlisted.erase(name);
+      if (!present.contains(name)) absent.push_back(name);
+    };
+    if (states.frozen_shapes) {
+      for (const NamedShape& shape : *states.frozen_shapes) need(shape.name);
+    }
+    if (states.buffer_names) {
+      for (const std::string& name : *states.buffer_names) need(name);
+    }
+    for (const auto& [alias, kept] : states.shared) unlisted.erase(alias);
+    for (const std::string_view name : absent) {
+      report_absent(name, model, Severity::Error);
+    }
+    for (const NamedShape* shape : absent_parameters) {
+      // DeepSpeed does not read param_shapes: the name may be wrong there.
+      const bool renamed =
+          std::any_of(unlisted.begin(), unlisted.end(), [&](const auto& entry) {
+            const auto& view = entry.second->tensor;
+            return view && (view->numel == 0 || view->shape == shape->shape);
+          });
+      report_absent(shape->name, model,
+                    renamed ? Severity::Warning : Severity::Error);
+    }
+  }
+
+  void report_absent(std::string_view name, const ShardFile& model,
+                     Severity severity) {
+    report("key-missing",
+           "expected an entry in module for each name that the file lists, as "
+           "loading does; found none",
+           model);
+    findings_.back().severity = severity;
+    findings_.back().tensor = name;
+  }
+
+  // Another sub_group_size cuts the same elements elsewhere. Before 0.6.0
+  // param_shapes was not cut into sub-groups.
+  void check_sub_groups(const ModelStates& states) {
+    if (!states.groups || states.groups->size() < 2) return;
+    for (const ShardFile& file : shards_.files) {
+      if (!file.optim || file.optim->kind != OptimKind::Zero3 ||
+          file.vectors->masters.size() == states.groups->size()) {
+        continue;
+      }
+      report("group-length-mismatch",
+             "expected the " + count_of(states.groups->size(), "sub-group") +
+                 " of param_shapes, found " +
+                 std::to_string(file.vectors->masters.size()) +
+                 ": cut with another sub_group_size",
+             file);
+    }
+  }
+
+  // torch refuses a state for another number of parameters: one for each
+  // group or sub-group.
+  void check_param_groups(const ShardFile& file) {
+    const auto& listed = file.optim->listed_params;
+    const uint64_t masters = file.vectors->masters.size();
+    if (!listed || *listed == masters) return;
+    report("group-length-mismatch",
+           "expected " + count_of(masters, "parameter") +
+               " in param_groups, one for each group of masters; found " +
+               std::to_string(*listed),
+           file);
+  }
+
+  // Moments come with the first step. SGD has none.
+  void report_no_states() {
+    const ShardFile* model = shards_.leading_model();
+    const bool stepped =
+        model != nullptr && model->model->global_steps.value_or(0) >
+                                model->model->skipped_steps.value_or(0);
+    const bool wants_moments = std::any_of(
+        with_masters_.begin(), with_masters_.end(),
+        [](const ShardFile* file) { return file->optim->has_betas; });
+    if (stepped && wants_moments) {
+      report("optimizer-state-absent", Severity::Error,
+             "no rank has optimizer state, though steps were taken: training "
+             "would go on with fresh moments");
+    } else {
+      report("optimizer-state-absent", Severity::Note,
+             "no rank has optimizer state: as after a run whose steps were "
+             "all skipped, or with plain SGD");
+    }
+  }
+
+  // Trained moments of two ranks are never equal. check_shards sees files that
+  // are the same byte for byte; these were written again under the other name.
+  void check_duplicates() {
+    constexpr uint64_t kTelling = 256;  // elements: not just a few zeros
+    std::map<uint64_t, const ShardFile*> seen;
+    for (const ShardFile* file : with_masters_) {
+      uint64_t elements = 0;
+      for (const FlatVector& master : file->vectors->masters) {
+        elements += master.numel;
+      }
+      if (file->content_digest == 0 || file->vectors->states.empty() ||
+          elements < kTelling) {
+        continue;
+      }
+      const auto [it, fresh] = seen.try_emplace(file->content_digest, file);
+      if (fresh || it->second->archive_prefix == file->archive_prefix) continue;
+      report("file-duplicate",
+             "its masters and moments are those of rank " +
+                 std::to_string(*it->second->name.rank) +
+                 ": one rank's shard was saved over another's",
+             *file);
+    }
+  }
+
+  // The Adam family has both moments or none.
+  void check_pairs() {
+    if (!states_.contains("exp_avg_sq") || states_.contains("exp_avg")) return;
+    report("moment-missing", Severity::Error,
+           "expected exp_avg beside exp_avg_sq, found it on no rank");
   }
 
   void collect_states() {

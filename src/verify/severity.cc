@@ -14,7 +14,7 @@ constexpr auto kNote = Severity::Note;
 constexpr std::nullopt_t kAsFound = std::nullopt;
 
 // Columns: code, area, consequence for resume, consequence for merge.
-constexpr std::array<CodeRow, 54> kTable{{
+constexpr std::array<CodeRow, 53> kTable{{
     {"latest-missing", "folder", kAsFound, kWarning},
     {"latest-dangling", "folder", kAsFound, kWarning},
     {"model-shard-missing", "folder", kError, kAsFound},
@@ -27,7 +27,7 @@ constexpr std::array<CodeRow, 54> kTable{{
     {"world-size-conflict", "folder", kError, kAsFound},
     {"foreign-writer", "folder", kError, kAsFound},
     {"unsupported-layout", "folder", kError, kError},
-    {"tmp-checkpoint", "folder", kError, kWarning},
+    {"tmp-checkpoint", "folder", kError, kError},
     {"file-unreadable", "file", kAsFound, kAsFound},
     {"file-empty", "file", kAsFound, kAsFound},
     {"file-truncated", "file", kAsFound, kAsFound},
@@ -38,7 +38,6 @@ constexpr std::array<CodeRow, 54> kTable{{
     {"crc-mismatch", "file", kError, kAsFound},
     {"pickle-invalid", "file", kAsFound, kAsFound},
     {"pickle-dangerous", "file", kError, kWarning},
-    {"pickle-opaque", "file", kNote, kNote},
     {"key-missing", "file", kAsFound, kAsFound},
     {"step-mismatch", "across ranks", kError, kError},
     {"version-mismatch", "across ranks", kWarning, kWarning},
@@ -64,7 +63,7 @@ constexpr std::array<CodeRow, 54> kTable{{
     {"trainer-state-missing", "framework", kError, kNote},
     {"trainer-state-invalid", "framework", kError, kNote},
     {"trainer-step-differs", "framework", kNote, kNote},
-    {"scheduler-missing", "framework", kError, kNote},
+    {"scheduler-missing", "framework", kAsFound, kNote},
     {"rng-missing", "framework", kWarning, kNote},
     {"rng-damaged", "framework", kAsFound, kNote},
     {"class-needed", "framework", kAsFound, kNote},

@@ -58,12 +58,12 @@ class Judge {
     fill_facts(checked);
     std::vector<Finding> merge = answer(checked.findings, Question::Merge);
     std::vector<Finding> resume = answer(checked.findings, Question::Resume);
-    settle_for_resume(resume);
+    settle_for_resume(resume, checked.shards.get());
     // What the save left out on purpose is no damage to what it holds.
     if (result_.facts.frozen_excluded) downgrade_excluded(merge);
     if (checked.shards != nullptr) {
       std::vector<Finding> more = resume_findings(*checked.shards);
-      append(merge, answer(more, Question::Merge));
+      append(merge, answer_merge(more));
       append(resume, answer(std::move(more), Question::Resume));
       // Who wants to resume says nothing about the weights.
       append(resume, check_requested(*checked.shards, options_));
@@ -94,9 +94,36 @@ class Judge {
     return findings;
   }
 
-  // Codes whose meaning for a resume depends on who loads.
-  void settle_for_resume(std::vector<Finding>& findings) const {
+  // What only a resume reads says nothing about the weights.
+  static std::vector<Finding> answer_merge(std::vector<Finding> findings) {
     for (Finding& finding : findings) {
+      const CodeRow* row = find_code(finding.code);
+      const bool weights = finding.code != "group-length-mismatch";
+      finding.severity = row == nullptr || !weights
+                             ? Severity::Note
+                             : row->merge.value_or(Severity::Note);
+    }
+    return findings;
+  }
+
+  // A resume knows the names from the model that it loads into.
+  static bool names_are_absent(const Finding& finding, const ShardSet* shards) {
+    if (finding.code != "container-damaged" || !finding.file.empty() ||
+        shards == nullptr) {
+      return false;
+    }
+    const ShardFile* model = shards->leading_model();
+    return model != nullptr && model->model->shapes_digest == 0;
+  }
+
+  // Codes whose meaning for a resume depends on who loads.
+  void settle_for_resume(std::vector<Finding>& findings,
+                         const ShardSet* shards) const {
+    for (Finding& finding : findings) {
+      if (names_are_absent(finding, shards)) {
+        finding.severity = Severity::Warning;
+        continue;
+      }
       if (finding.code == "latest-missing" ||
           finding.code == "latest-dangling") {
         // accelerate names the tag itself; so does whoever gave --tag.
