@@ -38,7 +38,8 @@ Json verification_json(const Verification& v) {
   json["tag"] = v.tag;
   json["verdict"] = std::string(to_string(v.verdict));
   json["can"] = {{"resume", v.can_resume}, {"merge", v.can_merge}};
-  json["checkpoint"] = to_json(v.facts);
+  json["checkpoint"] =
+      v.facts.framework.empty() ? Json::object() : to_json(v.facts);
   json["level"] = "metadata";
   json["findings"] = to_json(v.findings);
   return json;
