@@ -130,6 +130,24 @@ class Program:
             if done.returncode == 3:
                 validate(json.loads(done.stdout), json.loads((self.source / "docs/schema/failure.json").read_text()))
 
+    def check_json_verify(self):
+        for code, path in {0: self.zero("v0.19.8-z2-bf16-n3"), 1: self.zero("v0.19.8-z3-bf16-n2-nvme")}.items():
+            for question in ("resume", "merge"):
+                document = self.document("verify.json", code if question == "resume" else 0, "verify", path, "--json",
+                                         "--for", question)
+                require(document["path"] == str(path) and document["can"] == {"resume": not code, "merge": True}, "can")
+        for kind in ("zero", "hf"):  # whatever it is, the document has its form
+            for folder in sorted((self.fixtures / kind).iterdir()):
+                for inner in ("ckpt", "checkpoint-2", "state", "last.ckpt", "base"):
+                    if (folder / inner).is_dir():
+                        done = self("verify", folder / inner, "--json")
+                        document = self.document("verify.json", done.returncode, "verify", folder / inner, "--json")
+                        require(document["can"]["resume"] == (done.returncode == 0), f"{folder}: exit code")
+        run = self.fixtures / "hf/full_z3_bf16"
+        document = self.document("verify-run.json", 0, "verify", run, "--json")
+        require(document["newest_resumable"] == "checkpoint-2", "newest_resumable")
+        require(document["checkpoints"][0]["path"] == str(run / "checkpoint-2"), "path")
+
     # ---- help ----
 
     def check_help(self):

@@ -42,18 +42,14 @@ class Files:
         self.tag = folder / tag
         self.fixture = fixture
 
-    def _one(self, *endings):
-        for path in sorted(self.tag.iterdir()):
-            if any(path.name.endswith(ending) for ending in endings):
-                return path
-        raise FileNotFoundError(endings)
-
     def optim(self, rank):
-        return self._one(f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+        ending = f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
+        return next(p for p in self.tag.iterdir() if p.name.endswith(ending))
 
     def model(self, rank=0):
-        return self._one(f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt",
-                         "mp_rank_00_model_states.pt")
+        own = self.tag / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt"
+        whole = self.tag / "mp_rank_00_model_states.pt"
+        return own if own.exists() else whole
 
     def file(self, kind, rank=0):
         return self.optim(rank) if kind == "optim" else self.model(rank)
@@ -299,7 +295,7 @@ def delete(tree, key):
     if key in tree:
         del tree[key]
     else:
-        del inner_of(tree)[key]
+        inner_of(tree).pop(key, None)
 
 
 def assign(kind, key, value, rank=1):
@@ -386,11 +382,11 @@ def older_rank(tree):
     for state in states_of(tree):
         state["step"] = state["step"] * 0 + 2
     for master in masters_of(tree):
-        master.mul_(1.25)
+        master.data.mul_(1.25)
 
 
 def nan_masters(tree):
-    masters_of(tree)[0][3] = float("nan")
+    masters_of(tree)[0].data[3] = float("nan")
 
 
 def split_group(tree):
@@ -540,7 +536,8 @@ def zero_mutations():
     add(Z3, "optim contents swapped", swap_contents("optim"), apart=NO_RANK)
     add(Z2, "optim contents swapped", swap_contents("optim"), apart=PAYLOAD)
     add(both, "rank copied over another", copy_rank(False), "file-misnamed")
-    add(both, "rank saved over another", copy_rank(True), "file-duplicate")
+    add(Z2, "rank saved over another", copy_rank(True))
+    add(Z3, "rank saved over another", copy_rank(True), "file-duplicate")
     add(both, "prefix of another precision", rename_prefix([0, 1]),
         "prefix-mixed")
     add(both, "one prefix of another precision", rename_prefix([1]),
@@ -611,6 +608,12 @@ def zero_mutations():
         add(Z3, f"optim without {key}", drop("optim", key))
     add(Z3, "optim without torch's state",
         each_optim(lambda tree: delete(inner_of(tree), "optimizer_state_dict")))
+    add(Z2, "optim without ds_version inside",
+        each_optim(lambda tree: delete(inner_of(tree), "ds_version")),
+        "key-missing")
+    add(both, "optim without torch's groups",
+        each_optim(lambda tree: delete(base_of(tree), "param_groups")),
+        "key-missing")
     add("v0.19.8-z1-fp32-n2-aligned", "optim without paddings",
         drop("optim", "param_alignment_paddings"))
     add("v0.19.8-z2-bf16-n2-warmup", "scheduler without state",
@@ -620,7 +623,7 @@ def zero_mutations():
     add("v0.19.8-z0-bf16-n2", "stage 0 without optimizer",
         set_all("optimizer", None), "optimizer-state-absent")
     add("v0.19.8-z0-bf16-n2", "stage 0 without masters",
-        each_model(cut_zero_optimizer("fp32_groups_flat")))
+        each_model(cut_zero_optimizer("fp32_groups")))
     add("v0.19.8-z0-bf16-n2", "stage 0 without torch's state",
         each_model(cut_zero_optimizer("optimizer_state_dict")))
     # The run that wants to resume.
@@ -638,8 +641,9 @@ def zero_mutations():
     # Numbers.
     add(Z2, "another dp_world_size", assign("model", "dp_world_size", 4),
         "world-size-conflict")
-    add(Z3, "another dp_world_size", set_all("dp_world_size", 4),
-        "world-size-conflict")
+    add(Z3, "another dp_world_size", set_all("dp_world_size", 4))
+    add(Z3, "one rank of another dp_world_size",
+        assign("model", "dp_world_size", 4), "world-size-conflict")
     add(Z2, "another mp_world_size", assign("model", "mp_world_size", 2))
     add(both, "optim shard of another step", each_optim(older_rank, [1]),
         "step-mismatch")
@@ -695,8 +699,7 @@ def zero_mutations():
     add(old, "prefix of another precision", rename_prefix([0, 1]),
         "prefix-mixed")
     add(old, "optim cut to half", cut("optim", 0.5))
-    add(old, "another dp_world_size", set_all("dp_world_size", 4),
-        "world-size-conflict")
+    add(old, "another dp_world_size", set_all("dp_world_size", 4))
     add(old, "one rank without a moment", each_optim(drop_moment, [1]))
     add(old, "surplus rank", surplus)
     return made
