@@ -45,6 +45,7 @@ class SumChecker {
       case OptimKind::Zero3: check_stage3(); break;
       case OptimKind::Zero12:
       case OptimKind::Bf16:
+        if (!check_group_counts()) break;
         for (size_t g = 0; g < states_.groups->size(); ++g) check_group(g);
         break;
       case OptimKind::LegacyStage1:  // the layout checks what it can
@@ -158,22 +159,31 @@ class SumChecker {
     return numel - std::min(numel, padding);
   }
 
+  // Whether every rank holds the groups of param_shapes, cut alike.
+  bool check_group_counts() {
+    const size_t expected = states_.groups->size();
+    for (const ShardFile* rank : ranks_) {
+      const size_t found = rank->vectors->masters.size();
+      if (found != expected) {
+        blame(report("group-length-mismatch",
+                     "expected " + count_of(expected, "group") +
+                         " as in param_shapes, found " + std::to_string(found)),
+              *rank);
+      } else if (rank->optim->alignment_paddings !=
+                 ranks_[0]->optim->alignment_paddings) {
+        blame(report("group-length-mismatch",
+                     "expected the param_alignment_paddings of rank 0, found "
+                     "others"),
+              *rank);
+      }
+    }
+    return findings_.empty();
+  }
+
   void check_group(size_t group) {
     const uint64_t n = ranks_.size();
     const uint64_t need = group_need(group);
     const std::string what = "group " + std::to_string(group);
-    for (const ShardFile* rank : ranks_) {
-      if (rank->vectors->masters.size() == states_.groups->size() &&
-          rank->optim->alignment_paddings ==
-              ranks_[0]->optim->alignment_paddings) {
-        continue;
-      }
-      blame(report("group-length-mismatch",
-                   "expected " + count_of(states_.groups->size(), "group") +
-                       " with the paddings of rank 0, found others"),
-            *rank);
-      return;
-    }
     uint64_t have = 0;
     for (const ShardFile* rank : ranks_) have += length(*rank, group);
     // Since 0.16.4 every rank strips its padding; before, up to one alignment
