@@ -204,8 +204,11 @@ std::vector<Verification> judge_unfinished(const std::string& path) {
     unfinished.findings.push_back(
         {.code = "tmp-checkpoint",
          .severity = Severity::Error,
-         .message = "a save that never finished; nothing resumes from a "
-                    "folder of this name. It can be removed"});
+         .message = "a save that never finished, or what a late rank wrote of "
+                    "checkpoint-" +
+                    std::to_string(*step) +
+                    "; nothing resumes from a folder of this name. It can be "
+                    "removed if that checkpoint is whole"});
     found.push_back(std::move(unfinished));
   }
   return found;
