@@ -48,14 +48,19 @@ void RecordChecks::claim(uint64_t begin, uint64_t end,
       [](uint64_t o, const StorageRecord& r) { return o < r.offset; });
   if (it != records_.begin()) --it;
   const std::lock_guard lock(mutex_);
+  std::vector<bool>& complete = complete_[source_];
+  complete.resize(records_.size());
   for (; it != records_.end() && it->offset < end; ++it) {
     uint64_t from = std::max(begin, it->offset);
     const uint64_t to = std::min(end, it->offset + it->size_bytes);
     if (from >= to) continue;
-    if (!wanted_[static_cast<size_t>(it - records_.begin())]) continue;
-    if (complete_.contains({source_, it->offset})) continue;
+    const auto index = static_cast<size_t>(it - records_.begin());
+    if (!wanted_[index] || complete[index]) continue;
     Begun& begun = begun_[{source_, it->offset}];
-    if (begun.runs.empty()) begun.record = *it;
+    if (begun.runs.empty()) {
+      begun.record = *it;
+      begun.index = index;
+    }
     // Leaves out what is claimed already, by a tensor that shares the data.
     auto run = begun.runs.upper_bound(from);
     if (run != begun.runs.begin()) {
@@ -109,7 +114,7 @@ void RecordChecks::add(const ByteRange& range, uint32_t crc) {
       return;
     }
     complete = std::move(begun);
-    complete_.insert(it->first);
+    complete_[range.source][complete.index] = true;
     begun_.erase(it);
     ++(complete.record.has_crc ? checked_ : unchecked_);
   }

@@ -6,9 +6,9 @@
 #include <map>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "reader/sources.h"
@@ -28,8 +28,8 @@ struct ByteRange {
 // are combined, and a record that is complete is compared, once.
 // Errors:  Corrupt with file, storage and offset where a CRC differs.
 // Threads: enter(), claim() and missing() from one thread; add() from any.
-// Memory:  the records of the source entered last, those begun, and a key for
-//          each that was compared.
+// Memory:  the records of the source entered last, those begun, and one bit
+//          for each record of every source entered.
 class RecordChecks {
  public:
   explicit RecordChecks(const SourceSet& sources) : sources_(sources) {}
@@ -65,6 +65,7 @@ class RecordChecks {
   };
   struct Begun {
     StorageRecord record;
+    size_t index = 0;              // in records_ while its source is entered
     std::map<uint64_t, Run> runs;  // by begin, disjoint
   };
   using Key = std::pair<uint32_t, uint64_t>;  // source, record offset
@@ -79,7 +80,9 @@ class RecordChecks {
   std::vector<bool> wanted_;            // of records_
   std::mutex mutex_;  // guards: begun_, complete_, checked_, unchecked_
   std::map<Key, Begun> begun_;
-  std::set<Key> complete_;  // may be read again, for a later tensor
+  // Per source, by place in records_: compared already. A record may be read
+  // again for a later tensor.
+  std::unordered_map<uint32_t, std::vector<bool>> complete_;
   uint64_t checked_ = 0;
   uint64_t unchecked_ = 0;
 };

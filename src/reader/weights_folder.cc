@@ -55,6 +55,9 @@ class WeightsFolder {
     for (const Tensor& tensor : contents_.tensors()) {
       contents_.module_order.push_back(tensor.name);
     }
+    for (const auto& [alias, kept] : contents_.aliases) {
+      contents_.module_order.push_back(alias);
+    }
     return std::move(contents_);
   }
 
