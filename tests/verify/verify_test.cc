@@ -5,6 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
+
 #include "support/caught.h"
 #include "verify/resumable.h"
 
@@ -304,6 +306,50 @@ TEST_F(VerifyTest, LatestDisagreesWithTheHighestTag) {
   EXPECT_EQ(newest(result), run("global_step12"));
   EXPECT_THAT(result.checkpoints[0].facts.notes,
               Contains(HasSubstr("latest names global_step8")));
+}
+
+// -- genuine ones, as the frameworks that wrote them found them
+
+std::vector<fs::path> genuine(const std::string& kind) {
+  std::vector<fs::path> folders;
+  for (const auto& entry :
+       fs::directory_iterator(fs::path(ZCKPT_FIXTURES) / kind)) {
+    const std::string name = entry.path().filename().string();
+    const bool other = name.find("-moe") != std::string::npos ||
+                       name.find("-pipe") != std::string::npos ||
+                       name.find("-tp") != std::string::npos;
+    if (!other && fs::exists(entry.path() / "case.json")) {
+      folders.push_back(entry.path());
+    }
+  }
+  return folders;
+}
+
+TEST(Genuine, ResumesAsDeepSpeedDid) {
+  for (const fs::path& folder : genuine("zero")) {
+    SCOPED_TRACE(folder.filename());
+    const auto known = nlohmann::json::parse(read_bytes(folder / "case.json"));
+    const Verification found =
+        verify((folder / "ckpt").string(), {}).checkpoints.at(0);
+    EXPECT_EQ(found.can_resume, known["resumes"].get<bool>())
+        << describe(found.findings);
+    EXPECT_TRUE(found.can_merge) << describe(found.findings);
+  }
+}
+
+TEST(Genuine, ResumesAsTheTrainerDid) {
+  size_t judged = 0;
+  for (const fs::path& folder : genuine("hf")) {
+    SCOPED_TRACE(folder.filename());
+    const auto known = nlohmann::json::parse(read_bytes(folder / "case.json"));
+    if (!known.contains("resume")) continue;
+    ++judged;
+    const Verification found =
+        verify((folder / "checkpoint-2").string(), {}).checkpoints.at(0);
+    EXPECT_EQ(found.can_resume, known["resume"]["verdict"] == "PASS")
+        << describe(found.findings);
+  }
+  EXPECT_GT(judged, 10U);
 }
 
 }  // namespace
