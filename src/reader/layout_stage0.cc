@@ -201,7 +201,11 @@ bool fits(const ShardSet& shards) {
 
 std::vector<Group> read_groups(const TorchFile& file, const Value& optimizer) {
   std::vector<Group> groups;
-  if (const auto flat = optimizer.find("fp32_groups_flat")) {
+  const auto sequence = [&](std::string_view key) -> std::optional<Value> {
+    const auto value = optimizer.find(key);
+    return value && value->is_sequence() ? value : std::nullopt;
+  };
+  if (const auto flat = sequence("fp32_groups_flat")) {
     for (size_t g = 0; g < flat->size(); ++g) {
       Group& group = groups.emplace_back();
       group.flat = true;
@@ -209,7 +213,7 @@ std::vector<Group> read_groups(const TorchFile& file, const Value& optimizer) {
       if (!view) return {};
       group.tensors.push_back(*view);
     }
-  } else if (const auto lists = optimizer.find("fp32_groups")) {
+  } else if (const auto lists = sequence("fp32_groups")) {
     for (size_t g = 0; g < lists->size(); ++g) {
       Group& group = groups.emplace_back();
       const Value list = lists->item(g);

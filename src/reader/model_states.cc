@@ -29,6 +29,11 @@ NamedShape named_shape(std::string_view name, const Value& value) {
 }
 
 std::vector<NamedShape> named_shapes(const Value& mapping) {
+  if (!mapping.is_mapping()) {
+    throw Error(ErrorCode::Corrupt,
+                "expected names with shapes in param_shapes, found something "
+                "else");
+  }
   std::vector<NamedShape> shapes;
   for (size_t i = 0; i < mapping.size(); ++i) {
     const auto name = mapping.key(i).string();
@@ -41,6 +46,10 @@ std::vector<NamedShape> named_shapes(const Value& mapping) {
 }
 
 void read_module(const Value& module, ModelStates& states) {
+  if (!module.is_mapping()) {
+    throw Error(ErrorCode::Corrupt,
+                "expected a dict of tensors in module, found something else");
+  }
   for (size_t i = 0; i < module.size(); ++i) {
     const auto name = module.key(i).string();
     if (!name) continue;
