@@ -95,7 +95,9 @@ std::optional<uint64_t> trainer_step(const std::string& folder) {
 
 Framework guess_framework(const std::string& folder, const std::string& tag,
                           const Listing& listing) {
-  const std::string name = fs::path(folder).filename().string();
+  fs::path path(folder);
+  if (!path.has_filename()) path = path.parent_path();  // "checkpoint-5/"
+  const std::string name = path.filename().string();
   if (listing.files.contains("trainer_state.json") ||
       number_after(name, "checkpoint-")) {
     return Framework::HfTrainer;
@@ -164,18 +166,36 @@ std::string describe_folder(const Listing& listing) {
          "folder that holds them, or model*.safetensors; found none";
 }
 
+void require_folder(const std::string& also) {
+  if (is_folder(also)) return;
+  throw Error(ErrorCode::Io, "no such folder (--also)", {.file = also});
+}
+
+// The folder with shards of `tag` that --also DIR means, if there is one.
+std::optional<std::string> find_also(const std::string& directory,
+                                     const std::string& tag) {
+  if (list(directory).has_shards()) return directory;
+  std::string inner = join(directory, tag);
+  if (is_folder(inner)) return inner;
+  return std::nullopt;
+}
+
 class Finder {
  public:
   explicit Finder(const OpenOptions& options) : options_(options) {}
 
   std::vector<CheckpointPath> find(const std::string& path) {
+    for (const std::string& also : options_.also) require_folder(also);
     const Listing listing = list(path);
     if (listing.has_shards()) {
       add_tag_folder(path);
-      return std::move(found_);
+    } else {
+      add_all(path, listing);
     }
-    add_root(path, listing);
-    if (options_.tag.empty()) add_run(path, listing);
+    for (size_t i = 0; i < options_.also.size(); ++i) {
+      if (also_used_.contains(i) || found_.empty()) continue;
+      resolve_also(options_.also[i], found_.front().tag);  // says what is wrong
+    }
     std::stable_sort(found_.begin(), found_.end(),
                      [](const auto& a, const auto& b) {
                        return a.step.value_or(0) > b.step.value_or(0);
@@ -184,6 +204,25 @@ class Finder {
   }
 
  private:
+  void add_all(const std::string& path, const Listing& listing) {
+    std::optional<Error> problem;
+    try {
+      add_root(path, listing);
+    } catch (const Error& error) {
+      if (!options_.tag.empty()) throw;
+      problem = error;
+    }
+    if (options_.tag.empty()) add_run(path, listing);
+    if (!problem) return;
+    // What is wrong with the run folder itself must not hide its checkpoints.
+    const auto sound =
+        std::find_if(found_.begin(), found_.end(),
+                     [](const auto& found) { return found.problem.empty(); });
+    if (sound == found_.end()) throw *problem;
+    sound->notes.push_back("the folder above it makes no sense: " +
+                           problem->message());
+  }
+
   // PATH is itself the tag folder.
   void add_tag_folder(const std::string& path) {
     std::error_code error;
@@ -338,8 +377,12 @@ class Finder {
     path.framework = guess_framework(folder, tag, listing);
     path.step = trainer_step(folder);
     if (!path.step) path.step = tag_number(tag);
-    for (const std::string& also : options_.also) {
-      path.also.push_back(resolve_also(also, tag));
+    for (size_t i = 0; i < options_.also.size(); ++i) {
+      // Another disk need not hold every tag of a save_dir.
+      const auto also = find_also(options_.also[i], tag);
+      if (!also) continue;
+      path.also.push_back(*also);
+      also_used_.insert(i);
     }
     found_.push_back(std::move(path));
   }
@@ -353,6 +396,7 @@ class Finder {
 
   const OpenOptions& options_;
   std::vector<CheckpointPath> found_;
+  std::set<size_t> also_used_;  // indices into options_.also
 };
 
 }  // namespace
@@ -389,12 +433,8 @@ std::vector<CheckpointPath> find_checkpoints(const std::string& path,
 }
 
 std::string resolve_also(const std::string& directory, const std::string& tag) {
-  if (!is_folder(directory)) {
-    throw Error(ErrorCode::Io, "no such folder (--also)", {.file = directory});
-  }
-  if (list(directory).has_shards()) return directory;
-  std::string inner = join(directory, tag);
-  if (is_folder(inner)) return inner;
+  require_folder(directory);
+  if (auto found = find_also(directory, tag)) return *std::move(found);
   throw Error(ErrorCode::Invalid,
               "--also expects a tag folder or the folder above it; there are "
               "no shards here and no folder " +
