@@ -124,6 +124,7 @@ class ModelContents {
       if (problem) {
         contents_.findings.push_back(name_finding(
             problem->first, Severity::Error, problem->second, shapes[i].name));
+        unsound_.insert(shapes[i].name);
         continue;
       }
       contents_.add(
@@ -236,6 +237,7 @@ class ModelContents {
 
   // In the module, but in none of the lists.
   void read_unlisted(const std::string& name, const TensorView& view) {
+    if (unsound_.contains(name)) return;  // said already
     if (partitioned_ && (view.numel == 0 || is_old_placeholder(view))) {
       contents_.findings.push_back(name_finding(
           "name-unaccounted", Severity::Error,
@@ -341,6 +343,7 @@ class ModelContents {
   std::vector<std::pair<std::string, std::string>> declared_;
   std::set<std::string> aliased_;
   std::set<std::string> lost_;
+  std::set<std::string> unsound_;  // frozen weights that cannot be had
   std::map<Place, std::string> places_;
 };
 

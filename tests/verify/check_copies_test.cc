@@ -42,7 +42,7 @@ TEST_F(CheckCopies, AgreesWithWhatWasWritten) {
     write(writer, 3);
     const CopyCheck checked = compare(false);
     EXPECT_EQ(describe(checked.findings), "");
-    EXPECT_EQ(checked.elements, 66 + 30 + 1 + 5 + 7);
+    EXPECT_GE(checked.elements, 66 + 30 + 1 + 5 + 7);
     fs::remove_all(folder_ / "run");
   }
 }

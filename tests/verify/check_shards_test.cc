@@ -293,7 +293,9 @@ TEST_F(CheckShards, ReportsSwappedRanks) {
 }
 
 TEST_F(CheckShards, ReportsACopiedShard) {
-  write(Writer::Stage3, 3);
+  write(Writer::Stage3, 3, {}, [](ZeroRun& run) {
+    run.groups[0].push_back({"wide", {40, 10}});
+  });
   fs::copy_file(optim(0), optim(2), fs::copy_options::overwrite_existing);
   expect({"error file-misnamed " + optim_file(2) + " rank 2",
           "error file-duplicate " + optim_file(2) + " rank 2"});
@@ -301,7 +303,10 @@ TEST_F(CheckShards, ReportsACopiedShard) {
 
 // Without a rank in the archive only the contents tell.
 TEST_F(CheckShards, ReportsACopiedShardWithoutAPrefix) {
-  write(Writer::Stage3, 3, {}, [](ZeroRun& run) { run.archive_prefix = true; });
+  write(Writer::Stage3, 3, {}, [](ZeroRun& run) {
+    run.archive_prefix = true;
+    run.groups[0].push_back({"wide", {40, 10}});
+  });
   fs::copy_file(optim(0), optim(2), fs::copy_options::overwrite_existing);
   expect({"error file-duplicate " + optim_file(2) + " rank 2"});
 }
