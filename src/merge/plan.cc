@@ -83,10 +83,19 @@ class Planner {
           alias != kept_of.end() && wanted(data, tensor->role);
       if (kept_is_written && options_.aliases == Aliases::Drop) {
         plan_.aliases.emplace_back(output_name(name), output_name(data));
+        add_name(plan_.aliases.back().first);
         continue;
       }
       add(output_name(name), *tensor);
     }
+  }
+
+  void add_name(const std::string& name) {
+    if (names_.insert(name).second) return;
+    throw Error(ErrorCode::Conflict,
+                "two tensors would get this name; choose another "
+                "--strip-prefix",
+                {.tensor = name});
   }
 
   void add(std::string name, const Tensor& tensor) {
@@ -96,12 +105,7 @@ class Planner {
                   "--strip-prefix",
                   {.tensor = tensor.name});
     }
-    if (!names_.insert(name).second) {
-      throw Error(ErrorCode::Conflict,
-                  "two tensors would get this name; choose another "
-                  "--strip-prefix",
-                  {.tensor = name});
-    }
+    add_name(name);
     selected_.push_back({.name = std::move(name),
                          .tensor = static_cast<uint32_t>(
                              &tensor - checkpoint_.tensors().data())});

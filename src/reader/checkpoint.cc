@@ -83,14 +83,14 @@ bool frozen_excluded(const ModelStates& states, const ShardSet& shards,
     peft = peft || (tensor.role == Role::Master &&
                     tensor.name.find(".lora_") != std::string::npos);
   }
-  if (any_frozen || !states.groups) return false;
+  if (!states.groups) return false;
   const bool bf16_optimizer = std::any_of(
       shards.files.begin(), shards.files.end(), [](const ShardFile& file) {
         return file.optim && file.optim->kind == OptimKind::Bf16;
       });
   const bool none_written = states.has_frozen_key && !states.frozen_shapes &&
                             stage.value_or(0) >= 2 && !bf16_optimizer;
-  return none_written || peft;
+  return none_written || (peft && !any_frozen);
 }
 
 }  // namespace

@@ -6,7 +6,9 @@
 #include <map>
 #include <set>
 
+#include "base/crc32.h"
 #include "base/half.h"
+#include "base/text.h"
 #include "reader/layout.h"
 
 // Stage 0 (format.md 2.4): the optimizer lies in the model file. fp32 training
@@ -245,16 +247,52 @@ std::vector<const ModuleEntry*> parameter_entries(const ModelStates& states) {
   return entries;
 }
 
+// Masters that match nothing may be damaged: then their CRC says so.
+void check_records(const FileSource& file, const std::vector<Group>& groups) {
+  std::set<uint64_t> masters;
+  for (const Group& group : groups) {
+    for (const TensorView& view : group.tensors) {
+      masters.insert(view.storage_offset);
+    }
+  }
+  std::vector<std::byte> buffer;
+  for (const StorageRecord& record : read_storage_records(file)) {
+    if (!record.has_crc || !masters.contains(record.offset)) continue;
+    uint32_t crc = 0;
+    for (uint64_t done = 0; done < record.size_bytes; done += buffer.size()) {
+      buffer.resize(static_cast<size_t>(
+          std::min<uint64_t>(uint64_t{1} << 20, record.size_bytes - done)));
+      file.read_at(record.offset + done, buffer);
+      crc = crc32_update(crc, buffer);
+    }
+    if (crc != record.crc) {
+      throw fault_error("crc-mismatch",
+                        "storage " + record.key +
+                            ", which holds masters, does not have the CRC "
+                            "that the archive states",
+                        record.offset);
+    }
+  }
+}
+
 void read(const std::shared_ptr<const ShardSet>& shards,
           const ModelStates& states, Contents& contents) {
   const auto optimizer = states.file->root().find("optimizer");
   const std::vector<Group> groups = read_groups(*states.file, *optimizer);
-  if (groups.empty()) return;  // fp32: the weights are the masters
+  if (groups.empty()) {
+    if (optimizer->find("fp32_groups") || optimizer->find("fp32_groups_flat")) {
+      contents.notes.emplace_back(
+          "the optimizer of this stage-0 checkpoint holds no masters; the "
+          "weights come from the model, in its own precision");
+    }
+    return;  // fp32: the weights are the masters
+  }
   const auto entries = parameter_entries(states);
   const auto file = shards->sources->open(states.source);
   Namer namer(*file, groups, entries);
   const auto masters = namer.run();
   if (masters.empty()) {
+    check_records(*file, groups);
     contents.notes.emplace_back(
         namer.solutions() == 0
             ? "the fp32 masters of this stage-0 checkpoint have no names and "
@@ -265,8 +303,12 @@ void read(const std::shared_ptr<const ShardSet>& shards,
               "its own precision");
     return;
   }
+  size_t without = 0;
   for (size_t i = 0; i < entries.size(); ++i) {
-    if (!masters[i]) continue;
+    if (!masters[i]) {
+      ++without;
+      continue;
+    }
     contents.add({.name = entries[i]->name,
                   .role = Role::Master,
                   .dtype = masters[i]->dtype,
@@ -275,8 +317,13 @@ void read(const std::shared_ptr<const ShardSet>& shards,
                  place_view(states.source, *masters[i]));
   }
   contents.notes.emplace_back(
-      "the fp32 masters of this stage-0 checkpoint have no names; they were "
-      "named by comparing every element with the model's own copy");
+      std::string("the fp32 masters of this stage-0 checkpoint have no names; "
+                  "they were ") +
+      "named by comparing every element with the model's own copy" +
+      (without == 0 ? std::string()
+                    : "; " + count_of(without, "tensor") +
+                          " without a master (frozen ones) come from the "
+                          "model"));
 }
 
 }  // namespace

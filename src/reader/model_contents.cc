@@ -65,6 +65,10 @@ class ModelContents {
     if (states.buffer_names) {
       buffers_.insert(states.buffer_names->begin(), states.buffer_names->end());
     }
+    for (size_t i = 0;
+         states_.frozen_shapes && i < states_.frozen_shapes->size(); ++i) {
+      frozen_index_[(*states_.frozen_shapes)[i].name] = i;
+    }
     const ShardFile* model = shards_->leading_model();
     partitioned_ = model != nullptr && model->name.rank.has_value();
   }
@@ -82,6 +86,7 @@ class ModelContents {
     }
     for (const ModuleEntry& entry : states_.module) read_entry(entry);
     for (const auto& [alias, kept] : declared_) settle_alias(alias, kept);
+    report_absent();
     list_order();
   }
 
@@ -102,6 +107,13 @@ class ModelContents {
                 " elements of this frozen weight in frozen_param_fragments, "
                 "found " +
                 std::to_string(tensor ? tensor->numel : 0),
+            shape.name));
+        continue;
+      }
+      if (tensor->shape != shape.shape) {
+        contents_.findings.push_back(name_finding(
+            "shapes-mismatch", Severity::Error,
+            "frozen_param_shapes gives it another shape than the tensor has",
             shape.name));
         continue;
       }
@@ -182,10 +194,14 @@ class ModelContents {
   void declare_alias(const std::string& alias, const std::string& kept) {
     const auto* a = view_in_module(alias);
     const auto* k = view_in_module(kept);
-    const bool own_data = contents_.find(alias, Role::Master).has_value();
+    const bool own_data = contents_.find(alias, Role::Master) ||
+                          contents_.find(alias, Role::Frozen) ||
+                          buffers_.contains(alias) ||
+                          (partitioned_ && a != nullptr && a->numel != 0 &&
+                           !is_old_placeholder(*a));
     const bool apart = !partitioned_ && a != nullptr && k != nullptr &&
                        a->numel != 0 && !a->same_place(*k);
-    if (alias == kept || own_data || apart) {
+    if (alias == kept || own_data || apart || of_another_shape(a, kept)) {
       contents_.findings.push_back(
           name_finding("alias-implausible", Severity::Warning,
                        "shared_params ties it to " + escape(kept) +
@@ -209,13 +225,17 @@ class ModelContents {
     const TensorView& view = *entry.tensor;
     if (const auto master = contents_.find(name, Role::Master)) {
       // Stage 3 leaves placeholders, which up to 0.5.x had one element.
-      if (!partitioned_ && view.numel != 0) {
+      if (!partitioned_) {
         add_copy(name, view, contents_.tensors()[*master].shape);
       }
     } else if (buffers_.contains(name)) {
       add_view(name, Role::Buffer, view, view.shape);
-    } else if (!contents_.find(name, Role::Frozen) &&
-               !aliased_.contains(name)) {
+    } else if (const auto frozen = contents_.find(name, Role::Frozen)) {
+      // Stage 2 keeps frozen weights twice; as a rule both are one storage.
+      if (!partitioned_ && view.numel != 0 && !is_frozen_view(name, view)) {
+        add_copy(name, view, contents_.tensors()[*frozen].shape);
+      }
+    } else if (!aliased_.contains(name)) {
       read_unlisted(name, view);
     }
   }
@@ -225,7 +245,7 @@ class ModelContents {
   void add_copy(const std::string& name, const TensorView& view,
                 const std::vector<uint64_t>& shape) {
     if (view.shape == shape) {
-      add_view(name, Role::Model, view, view.shape);
+      if (view.numel != 0) add_view(name, Role::Model, view, view.shape);
       return;
     }
     contents_.findings.push_back(name_finding(
@@ -233,6 +253,14 @@ class ModelContents {
         "expected the shape that param_shapes gives in module too, found " +
             count_of(view.numel, "element") + " of another shape",
         name));
+  }
+
+  // Whether an alias that holds data has another shape than what it repeats.
+  bool of_another_shape(const TensorView* alias,
+                        const std::string& kept) const {
+    if (partitioned_ || alias == nullptr || alias->numel == 0) return false;
+    const auto i = contents_.find(kept);
+    return i && contents_.tensors()[*i].shape != alias->shape;
   }
 
   // In the module, but in none of the lists.
@@ -271,6 +299,36 @@ class ModelContents {
            !states_.file->root().find("param_shapes");
   }
 
+  // Names that other lists promise and module lacks.
+  void report_absent() {
+    for (const std::string& name : buffers_) {
+      if (view_in_module(name) != nullptr) continue;
+      contents_.findings.push_back(name_finding(
+          "name-unaccounted", Severity::Error,
+          "buffer_names lists it, but module does not hold it; --exclude "
+          "merges the rest",
+          name));
+    }
+    if (partitioned_ || states_.module.empty()) return;
+    for (const Tensor& tensor : contents_.tensors()) {
+      if (tensor.role != Role::Master || module_.contains(tensor.name)) {
+        continue;
+      }
+      contents_.findings.push_back(name_finding(
+          "shapes-mismatch", Severity::Warning,
+          "param_shapes lists it, but module, which holds a copy of every "
+          "weight, does not: its master could not be compared with anything",
+          tensor.name));
+    }
+  }
+
+  bool is_frozen_view(const std::string& name, const TensorView& view) const {
+    const auto it = frozen_index_.find(name);
+    if (it == frozen_index_.end()) return false;
+    const auto& tensor = states_.frozen_tensors[it->second];
+    return tensor && tensor->same_place(view);
+  }
+
   // Decides what a declared pair means once every name is known.
   void settle_alias(const std::string& alias, const std::string& kept) {
     if (contents_.find(kept)) {
@@ -278,6 +336,14 @@ class ModelContents {
       return;
     }
     const TensorView* view = view_in_module(alias);
+    if (view != nullptr && view->numel != 0 && !partitioned_) {
+      // Its data may be known under a third name.
+      const auto known = places_.find(place_of(*view));
+      if (known != places_.end() && known->second != alias) {
+        contents_.aliases.emplace_back(alias, known->second);
+        return;
+      }
+    }
     if (view != nullptr && view->numel != 0) {
       add_view(alias, Role::Frozen, *view, view->shape);
       aliased_.erase(alias);
@@ -339,6 +405,7 @@ class ModelContents {
   Contents& contents_;
   bool partitioned_ = false;  // stage 3: weights in module are placeholders
   std::map<std::string, const ModuleEntry*> module_;
+  std::map<std::string, size_t> frozen_index_;  // into frozen_shapes
   std::set<std::string> buffers_;
   std::vector<std::pair<std::string, std::string>> declared_;
   std::set<std::string> aliased_;

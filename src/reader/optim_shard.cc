@@ -67,6 +67,7 @@ class OptimReader {
     } else if (!root.find("optimizer")) {
       require(root, "optimizer_state_dict", "the optimizer shard");
     }
+    require_apart();
     shard_.vectors = std::make_shared<const VectorTable>(std::move(table_));
     shard_.optim = std::move(facts_);
   }
@@ -79,6 +80,7 @@ class OptimReader {
     if (facts_.ds_version.empty()) {
       facts_.ds_version = text_or_empty(inner.find("ds_version"));
     }
+    read_settings(inner);
     facts_.has_partition_groups =
         inner.find("ds_zero_partition_groups").has_value();
     read_integers(inner.find("partition_count"), facts_.partition_count);
@@ -108,6 +110,19 @@ class OptimReader {
       read_sub_partitions(*subs);
     } else {
       require(inner, "fp32_flat_groups", "the optimizer state");
+    }
+  }
+
+  void read_settings(const Value& inner) {
+    for (const char* key : {"optimizer_state_dict", "base_optimizer_state"}) {
+      const auto optimizer = inner.find(key);
+      const auto groups = optimizer && optimizer->is_mapping()
+                              ? optimizer->find("param_groups")
+                              : std::nullopt;
+      if (groups) facts_.settings_digest = digest(*groups);
+    }
+    if (const auto scaler = inner.find("loss_scaler")) {
+      facts_.scaler_digest = digest(*scaler);
     }
   }
 
@@ -142,6 +157,27 @@ class OptimReader {
     }
     for (size_t g = 0; g < groups.size(); ++g) {
       table_.masters.push_back(flat_vector(file_, groups.item(g), shard_.base));
+      if (!is_floating(table_.masters.back().dtype)) {
+        throw Error(ErrorCode::Corrupt,
+                    "expected floating masters, found " +
+                        std::string(short_name(table_.masters.back().dtype)));
+      }
+    }
+  }
+
+  // No two groups hold the same bytes.
+  void require_apart() const {
+    std::vector<std::pair<uint64_t, uint64_t>> runs;
+    for (const FlatVector& vector : table_.masters) {
+      if (vector.numel == 0) continue;
+      runs.emplace_back(vector.offset,
+                        vector.offset + vector.numel * size_of(vector.dtype));
+    }
+    std::sort(runs.begin(), runs.end());
+    for (size_t i = 1; i < runs.size(); ++i) {
+      if (runs[i].first >= runs[i - 1].second) continue;
+      throw Error(ErrorCode::Corrupt, "two groups of masters overlap",
+                  {.offset = shard_.base + runs[i].first});
     }
   }
 

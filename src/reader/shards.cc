@@ -62,6 +62,23 @@ bool same_content(const std::string& a, const std::string& b) {
   }
 }
 
+bool same_bytes(const std::string& a, const std::string& b) {
+  const FileSource first(a);
+  const FileSource second(b);
+  if (first.size() != second.size()) return false;
+  std::vector<std::byte> left(size_t{1} << 20);
+  std::vector<std::byte> right(left.size());
+  for (uint64_t at = 0; at < first.size(); at += left.size()) {
+    left.resize(static_cast<size_t>(
+        std::min<uint64_t>(left.size(), first.size() - at)));
+    right.resize(left.size());
+    first.read_at(at, left);
+    second.read_at(at, right);
+    if (left != right) return false;
+  }
+  return true;
+}
+
 class FolderReader {
  public:
   FolderReader(const CheckpointPath& where, const OpenOptions& options)
@@ -148,20 +165,41 @@ class FolderReader {
   // offloaded_tensors/rankRR/*.tensor.swp (format.md 3.6).
   void list_swap_files(const fs::path& folder) {
     std::error_code error;
+    // One level down only: anything deeper is somebody's copy.
     for (fs::recursive_directory_iterator it(folder, error);
          !error && it != fs::recursive_directory_iterator();
          it.increment(error)) {
+      if (it.depth() > 1) continue;
       if (!it->is_regular_file(error)) continue;
       const fs::path& path = it->path();
       const std::string key = path.parent_path().filename().string() + "/" +
                               path.filename().string();
-      const uint64_t size = it->file_size(error);
-      set_.swap_files[key] = set_.sources->add(path.string(), size);
+      add_swap_file(key, path.string(), it->file_size(error));
     }
     if (error) {
       throw Error(ErrorCode::Io, "cannot list: " + error.message(),
                   {.file = folder.string()});
     }
+  }
+
+  // Under node-local storage every node counts its ranks from 0, so two
+  // folders can hold different files under one name.
+  void add_swap_file(const std::string& key, const std::string& path,
+                     uint64_t size) {
+    const auto [it, fresh] = set_.swap_files.try_emplace(key, 0);
+    if (fresh) {
+      it->second = set_.sources->add(path, size);
+      return;
+    }
+    const std::string& known = set_.sources->path(it->second);
+    if (same_bytes(known, path)) return;
+    set_.findings.push_back(
+        {.code = "shard-conflict",
+         .severity = Severity::Error,
+         .message = "two folders hold different swap files for this rank: " +
+                    escape(known) + " and " + escape(path) +
+                    "; leave one of the folders out",
+         .file = "offloaded_tensors/" + key});
   }
 
   const OpenOptions& options_;

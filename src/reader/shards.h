@@ -77,6 +77,10 @@ struct OptimFacts {
   std::vector<uint32_t> sub_partitions;
   std::string ds_version;
   uint64_t config_digest = 0;
+  // Of what all ranks of a save have alike: param_groups (learning rates and
+  // the like), and the loss scaler; 0 where it is not there.
+  uint64_t settings_digest = 0;
+  uint64_t scaler_digest = 0;
   bool has_partition_groups = false;  // AutoEP (format.md 3.7)
   bool elastic_state = false;
   // What torch's own optimizer lists: its parameters, which are the groups of

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <tuple>
 
 #include "base/text.h"
@@ -52,6 +53,7 @@ class WeightsFolder {
     } else {
       read_index("pytorch_model.bin.index.json", ".bin");
     }
+    for (const auto& [alias, kept] : mentioned_) note_alias(alias, kept);
     for (const Tensor& tensor : contents_.tensors()) {
       contents_.module_order.push_back(tensor.name);
     }
@@ -100,6 +102,16 @@ class WeightsFolder {
                     {.file = file});
       }
     }
+    std::set<std::string> tied;  // within one .bin file
+    for (const auto& [alias, kept] : contents_.aliases) tied.insert(alias);
+    for (const auto& [name, file] : file_of) {
+      if (!contents_.find(name) && !tied.contains(name)) {
+        throw Error(ErrorCode::Corrupt,
+                    "the index lists this tensor in " + escape(file) +
+                        ", which does not hold it",
+                    {.file = index, .tensor = name});
+      }
+    }
     for (const Tensor& tensor : contents_.tensors()) {
       if (!file_of.contains(tensor.name)) {
         throw Error(ErrorCode::Corrupt, "the index does not list this tensor",
@@ -109,7 +121,7 @@ class WeightsFolder {
     if (root.contains("metadata") && root["metadata"].is_object()) {
       for (const auto& [key, value] : root["metadata"].items()) {
         if (value.is_string()) {
-          note_alias(key, value.get<std::string>());
+          mentioned_.emplace_back(key, value.get<std::string>());
         }
       }
     }
@@ -148,7 +160,8 @@ class WeightsFolder {
       }
       add(entry.name, id, view);
     }
-    for (const auto& [key, value] : file.metadata) note_alias(key, value);
+    mentioned_.insert(mentioned_.end(), file.metadata.begin(),
+                      file.metadata.end());
   }
 
   void add_bin(const std::string& name) {
@@ -166,9 +179,14 @@ class WeightsFolder {
           places;
       for (size_t i = 0; i < root.size(); ++i) {
         const auto key = root.key(i).string();
-        if (!key) continue;
-        const auto view = view_of(file, root.value(i));
-        if (!view) continue;
+        const auto view =
+            key ? view_of(file, root.value(i)) : std::optional<TensorView>();
+        if (!view) {
+          contents_.notes.push_back(
+              "entry " + (key ? escape(*key) : std::to_string(i)) + " of " +
+              name + " is no named tensor and is left out");
+          continue;
+        }
         const auto [known, fresh] = places.try_emplace(
             std::tuple(view->offset, view->shape, view->stride, view->dtype),
             std::string(*key));
@@ -192,6 +210,8 @@ class WeightsFolder {
                   place_view(source, view));
   }
 
+  // Pairs that metadata mention; settled once all names are known.
+  std::vector<std::pair<std::string, std::string>> mentioned_;
   std::string folder_;
   SourceSet& sources_;
   Contents contents_;

@@ -61,7 +61,9 @@ class CopyChecker {
 
   CopyCheck run(const OpenOptions& options) {
     for (const Tensor& tensor : checkpoint_.tensors()) {
-      if (tensor.role != Role::Master || !comparable(tensor.dtype)) continue;
+      const bool has_copy =
+          tensor.role == Role::Master || tensor.role == Role::Frozen;
+      if (!has_copy || !comparable(tensor.dtype)) continue;
       const Tensor* copy = checkpoint_.find(tensor.name, Role::Model);
       if (copy == nullptr || copy->numel != tensor.numel ||
           !comparable(copy->dtype)) {

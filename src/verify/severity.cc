@@ -42,7 +42,7 @@ constexpr std::array<CodeRow, 53> kTable{{
     {"step-mismatch", "across ranks", kError, kError},
     {"version-mismatch", "across ranks", kWarning, kWarning},
     {"config-mismatch", "across ranks", kWarning, kWarning},
-    {"shapes-mismatch", "across ranks", kError, kError},
+    {"shapes-mismatch", "across ranks", kAsFound, kAsFound},
     {"group-length-mismatch", "across ranks", kError, kError},
     {"partition-short", "across ranks", kError, kError},
     {"partition-surplus", "across ranks", kError, kError},

@@ -232,7 +232,7 @@ TEST_F(CheckOptimizer, ReportsASchedulerWithoutState) {
 
 TEST_F(CheckOptimizer, ReportsNamesThatTheModuleLacks) {
   for (const Writer writer : {Writer::Stage2, Writer::Stage3}) {
-    for (const char* name : {"up.bias", "adapter.bias", "table"}) {
+    for (const std::string name : {"up.bias", "adapter.bias"}) {
       SCOPED_TRACE(name);
       write(writer, [&](ZeroCheckpoint& made) {
         for (auto& [file, shard] : made.shards()) {
@@ -241,9 +241,15 @@ TEST_F(CheckOptimizer, ReportsNamesThatTheModuleLacks) {
           }
         }
       });
-      expect({kClasses, "error key-missing " + model_file() +
-                            (writer == Writer::Stage3 ? " rank 0" : "") +
-                            " tensor " + name});
+      std::vector<std::string> expected{
+          kClasses, "error key-missing " + model_file() +
+                        (writer == Writer::Stage3 ? " rank 0" : "") +
+                        " tensor " + name};
+      // Stage 2 holds a copy of every weight there.
+      if (writer == Writer::Stage2 && name == "up.bias") {
+        expected.push_back("warning shapes-mismatch tensor up.bias");
+      }
+      expect(expected);
     }
     std::filesystem::remove_all(tag());
   }
