@@ -11,6 +11,7 @@
 #include "reader/checkpoint_data.h"
 #include "reader/safetensors_file.h"
 #include "verify/checks.h"
+#include "verify/resume_checks.h"
 #include "zckpt/error.h"
 
 namespace zckpt {
@@ -184,7 +185,11 @@ class Inspector {
     for (const std::string& text : result_.facts.notes) note(text);
     note_frozen();
     note_save_only_model();
-    note_placeholders();
+    if (shards_ != nullptr) {
+      for (Finding& finding : check_placeholders(*shards_)) {
+        result_.findings.push_back(std::move(finding));
+      }
+    }
     note_merge();
   }
 
@@ -223,32 +228,6 @@ class Inspector {
         format_bytes(states) +
         " are here all the same), but leaves out scheduler.pt and rng_state "
         "files, so the Trainer cannot resume from it");
-  }
-
-  void note_placeholders() {
-    for (const char* name :
-         {"adapter_model.safetensors", "model.safetensors"}) {
-      if (shards_ == nullptr || !exists(name)) continue;
-      try {
-        const FileSource source((fs::path(where_.folder) / name).string());
-        const SafetensorsFile file = read_safetensors_header(source);
-        const bool empty = std::all_of(
-            file.entries.begin(), file.entries.end(),
-            [](const auto& entry) { return entry.size_bytes == 0; });
-        if (!empty) continue;
-        result_.findings.push_back(
-            {.code = "placeholder-weight",
-             .severity = Severity::Warning,
-             .message = "it holds no weights (saved without gathering them); "
-                        "the trained values are in the shards of " +
-                        escape(where_.tag) +
-                        ": zckpt merge PATH -o OUT gets them (with "
-                        "--exclude-frozen where the base was not saved",
-             .file = name});
-      } catch (const Error& error) {
-        note(std::string(name) + " cannot be read: " + error.message());
-      }
-    }
   }
 
   bool exists(const std::string& name) const {

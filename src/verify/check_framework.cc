@@ -41,7 +41,9 @@ class FrameworkChecker {
       case Framework::DeepSpeed:
       case Framework::Weights: break;
     }
-    check_placeholders();
+    for (Finding& finding : check_placeholders(shards_)) {
+      findings_.push_back(std::move(finding));
+    }
     return std::move(findings_);
   }
 
@@ -141,34 +143,6 @@ class FrameworkChecker {
            "");
   }
 
-  // What the Trainer leaves beside stage-3 shards that it did not gather looks
-  // like a result and holds nothing.
-  void check_placeholders() {
-    for (const char* name :
-         {"adapter_model.safetensors", "model.safetensors"}) {
-      if (!exists(name) || !holds_nothing(name)) continue;
-      report("placeholder-weight", Severity::Warning,
-             "it holds no values (saved without gathering them); do not use "
-             "it: the trained values are in the shards of " +
-                 escape(shards_.where.tag) +
-                 ". zckpt merge PATH -o OUT gets them (--exclude-frozen where "
-                 "the base was not saved)",
-             name);
-    }
-  }
-
-  bool holds_nothing(const std::string& name) const {
-    try {
-      const FileSource source(path(name));
-      const auto entries = read_safetensors_header(source).entries;
-      return std::all_of(entries.begin(), entries.end(), [](const auto& entry) {
-        return entry.size_bytes == 0;
-      });
-    } catch (const Error&) {
-      return false;  // not a file that a resume reads
-    }
-  }
-
   void check_opens(const std::string& name, const std::string& code,
                    Severity severity) {
     std::optional<FileSource> source;
@@ -185,6 +159,17 @@ class FrameworkChecker {
   uint32_t ranks_;
   std::vector<Finding> findings_;
 };
+
+bool holds_nothing(const fs::path& path) {
+  try {
+    const FileSource source(path.string());
+    const auto entries = read_safetensors_header(source).entries;
+    return std::all_of(entries.begin(), entries.end(),
+                       [](const auto& entry) { return entry.size_bytes == 0; });
+  } catch (const Error&) {
+    return false;  // not a file that a resume reads
+  }
+}
 
 // Modules whose code runs commands, touches files or looks up more code: what
 // picklescan, modelscan and fickling flag.
@@ -265,6 +250,26 @@ const ShardFile* other_prefix(const ShardSet& shards, std::string_view prefix) {
 }
 
 }  // namespace
+
+std::vector<Finding> check_placeholders(const ShardSet& shards) {
+  std::vector<Finding> findings;
+  for (const char* name : {"adapter_model.safetensors", "model.safetensors"}) {
+    const fs::path path = fs::path(shards.where.folder) / name;
+    std::error_code ignored;
+    if (!fs::is_regular_file(path, ignored) || !holds_nothing(path)) continue;
+    findings.push_back(
+        {.code = "placeholder-weight",
+         .severity = Severity::Warning,
+         .message =
+             "it holds no values (saved without gathering them); do not use "
+             "it: the trained values are in the shards of " +
+             escape(shards.where.tag) +
+             ". zckpt merge PATH -o OUT gets them (--exclude-frozen where the "
+             "base was not saved)",
+         .file = name});
+  }
+  return findings;
+}
 
 std::vector<Finding> check_framework(const ShardSet& shards,
                                      Framework framework) {

@@ -20,6 +20,10 @@ std::vector<Finding> check_optimizer(const ShardSet& shards);
 std::vector<Finding> check_framework(const ShardSet& shards,
                                      Framework framework);
 
+// What a save without gathered weights leaves beside stage-3 shards: a weight
+// or adapter file that looks like a result and holds nothing.
+std::vector<Finding> check_placeholders(const ShardSet& shards);
+
 // What unpickling the shards will import or run.
 std::vector<Finding> check_classes(const ShardSet& shards);
 

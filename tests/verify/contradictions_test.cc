@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "reader/torch_file.h"
 #include "verify/check_test.h"
 
 // Files whose parts say different things of one weight: each was once merged
@@ -132,6 +133,42 @@ TEST_F(Contradictions, ASubGroupThatEndsInsideAParameter) {
     }
   });
   expect_among("error group-length-mismatch tensor up.weight");
+}
+
+TEST_F(Contradictions, ModelFilesWhoseMastersAreGone) {
+  write(Writer::Stage2, 2, [](ZeroCheckpoint& made) {
+    made.model()
+        .root.at("ds_config")
+        .set("zero_optimization", Py::dict({{"stage", 2}}));
+  });
+  fs::remove(optim(0));
+  fs::remove(optim(1));
+  expect_among("warning optim-shard-missing");
+  EXPECT_TRUE(checked_.checkpoint.has_value());
+}
+
+// Masters that no longer round to the copies have no names; their CRC says
+// why.
+TEST_F(Contradictions, DamagedMastersOfStage0) {
+  write(Writer::Stage0, 1, {}, [](ZeroRun& run) { run.unfused = true; });
+  std::vector<StorageRecord> records;
+  {
+    const FileSource source(model().string());
+    records = read_storage_records(source);
+  }
+  size_t found = 0;
+  for (const StorageRecord& record : records) {
+    if (record.size_bytes == 0) continue;
+    flip_byte(model(), record.offset + record.size_bytes - 1);
+    checked_ = check_folder(folder_ / "run");
+    for (const Finding& finding : checked_.findings) {
+      if (finding.code != "crc-mismatch") continue;
+      EXPECT_EQ(finding.offset, record.offset);
+      ++found;
+    }
+    flip_byte(model(), record.offset + record.size_bytes - 1);
+  }
+  EXPECT_EQ(found, 5U);  // as many as there are masters
 }
 
 TEST_F(Contradictions, TwoSwapFilesForOneRank) {
