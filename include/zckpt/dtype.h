@@ -9,8 +9,8 @@
 namespace zckpt {
 
 // Element types, in the order in which the reference safetensors writer sorts
-// them (safetensors' serialize(): its files list tensors by this order descending).
-// F4 and F6, whose elements are no whole bytes, are not read.
+// them (safetensors' serialize(): its files list tensors by this order
+// descending). F4 and F6, whose elements are no whole bytes, are not read.
 enum class DType : uint8_t {
   Bool,
   U8,
