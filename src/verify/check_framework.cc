@@ -124,7 +124,8 @@ class FrameworkChecker {
                            Severity damaged) {
     std::string missing;
     for (uint32_t rank = 0; rank < ranks_; ++rank) {
-      std::string name = stem + "_" + std::to_string(rank) + ending;
+      std::string name = stem;
+      name.append("_").append(std::to_string(rank)).append(ending);
       // One process writes no number.
       if (ranks_ == 1 && framework_ == Framework::HfTrainer) {
         name = stem + ending;
@@ -132,7 +133,7 @@ class FrameworkChecker {
       if (exists(name)) {
         check_opens(name, "rng-damaged", damaged);
       } else {
-        missing += (missing.empty() ? "" : ", ") + name;
+        missing.append(missing.empty() ? "" : ", ").append(name);
       }
     }
     if (missing.empty()) return;

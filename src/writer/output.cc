@@ -125,8 +125,7 @@ Output::Output(const std::string& path, OutputOptions options)
 
 Output::Output(const std::string& path, OutputOptions options,
                const OutputCalls& calls)
-    : state_(std::make_unique<State>(std::move(path), std::move(options),
-                                     calls)) {}
+    : state_(std::make_unique<State>(path, std::move(options), calls)) {}
 
 Output::~Output() = default;
 
