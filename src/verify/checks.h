@@ -23,6 +23,10 @@ namespace zckpt {
 // every file's own soundness, and whether all of it comes from one save.
 std::vector<Finding> check_shards(const ShardSet& shards);
 
+// Shards of different ranks that hold the same values; part of check_shards.
+// Reads the ends of one vector per shard. Errors: Io.
+std::vector<Finding> check_duplicates(const ShardSet& shards);
+
 // Whether the partitions add up to what the parameters need. REQUIRES:
 // check_shards found no error.
 std::vector<Finding> check_sums(const ShardSet& shards,
