@@ -83,10 +83,6 @@ CheckedCheckpoint check_for_merge(const CheckpointPath& where,
     auto data = build_checkpoint(where, shards);
     append(checked.findings, data->contents.findings);
     if (data->facts.frozen_excluded) {
-      // Names tied to a frozen weight are left out with it, on purpose.
-      for (Finding& finding : checked.findings) {
-        if (finding.code == "alias-dangling") finding.severity = Severity::Note;
-      }
       checked.findings.push_back(excluded_finding());
     }
     checked.checkpoint = Checkpoint(std::move(data));
