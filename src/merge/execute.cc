@@ -7,10 +7,11 @@
 #include <cstring>
 #include <string>
 
+#include "base/cast.h"
 #include "base/crc32.h"
+#include "base/page_buffer.h"
 #include "base/parallel.h"
 #include "base/text.h"
-#include "merge/cast.h"
 #include "merge/windows.h"
 #include "reader/checkpoint_data.h"
 
@@ -28,7 +29,7 @@ constexpr size_t kOpenFiles = 48;
 
 // The buffers of one worker.
 struct Buffers {
-  std::vector<std::byte> read;
+  PageBuffer read;
   std::vector<std::byte> scratch;
   CastCounts counts;
 };
@@ -181,17 +182,19 @@ class Executor {
 
   std::span<const std::byte> read(uint32_t source, uint64_t begin, uint64_t end,
                                   Buffers& buffers) {
-    const auto size = static_cast<size_t>(end - begin);
-    if (buffers.read.size() < size) buffers.read.resize(size);
-    const std::span<std::byte> bytes = std::span(buffers.read).first(size);
+    // From page to page, which the kernel copies in half the time.
+    const uint64_t lead = begin % PageBuffer::kPage;
+    const auto size = static_cast<size_t>(end - begin + lead);
+    buffers.read.reserve(size);
+    const std::span<std::byte> bytes = buffers.read.first(size);
     try {
-      sources_.open(source)->read_at(begin, bytes);
+      sources_.open(source)->read_at(begin - lead, bytes);
     } catch (Error& error) {
       throw error.in_file(sources_.list()[source].name);
     }
     reads_.fetch_add(1, std::memory_order_relaxed);
     bytes_read_.fetch_add(size, std::memory_order_relaxed);
-    return bytes;
+    return bytes.subspan(static_cast<size_t>(lead));
   }
 
   void run_window(const WindowList& list, const Window& window,
