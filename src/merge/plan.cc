@@ -5,8 +5,8 @@
 #include <set>
 
 #include "base/arithmetic.h"
+#include "base/cast.h"
 #include "base/text.h"
-#include "merge/cast.h"
 #include "writer/hf_index.h"
 #include "writer/safetensors_header.h"
 #include "zckpt/error.h"

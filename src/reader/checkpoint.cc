@@ -188,6 +188,15 @@ std::shared_ptr<const CheckpointData> build_checkpoint(
   return data;
 }
 
+std::shared_ptr<const CheckpointData> open_weights_beside(
+    const std::string& folder) {
+  if (!has_weights(folder)) return nullptr;
+  CheckpointPath where;
+  where.folder = folder;
+  where.framework = Framework::Weights;
+  return build_checkpoint(where, nullptr);
+}
+
 Checkpoint Checkpoint::open(const std::string& path,
                             const OpenOptions& options) {
   const auto found = find_checkpoints(path, options);

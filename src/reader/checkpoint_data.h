@@ -23,6 +23,12 @@ class CheckpointData {
 std::shared_ptr<const CheckpointData> build_checkpoint(
     const CheckpointPath& where, const std::shared_ptr<const ShardSet>& shards);
 
+// The gathered weights that lie in a checkpoint's folder, beside its tag
+// folder: model*.safetensors or pytorch_model*.bin; null where there are none.
+// Errors: as Checkpoint::open.
+std::shared_ptr<const CheckpointData> open_weights_beside(
+    const std::string& folder);
+
 // Facts that shards tell before any layout is chosen.
 CheckpointFacts facts_of(const ShardSet& shards);
 

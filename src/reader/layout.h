@@ -88,6 +88,8 @@ std::unique_ptr<const Placement> place_view(uint32_t source,
 void read_model_contents(const std::shared_ptr<const ShardSet>& shards,
                          const ModelStates& states, Contents& contents);
 
+// Whether a folder has files of weights by the names that transformers uses.
+bool has_weights(const std::string& folder);
 // Contents of a folder of Hugging Face weights, safetensors or .bin.
 Contents read_weights_folder(const std::string& folder, SourceSet& sources);
 

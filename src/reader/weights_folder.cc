@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: The zckpt authors
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -21,6 +22,11 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr uint64_t kIndexCap = uint64_t{1} << 28;
+
+// In the order in which transformers looks.
+constexpr std::array<const char*, 4> kNames{
+    "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
+    "pytorch_model.bin.index.json"};
 
 // An index is somebody else's text: a file name in it must be a plain name
 // with the index's own extension (huggingface_hub refuses the same).
@@ -43,15 +49,14 @@ class WeightsFolder {
       : folder_(std::move(folder)), sources_(sources) {}
 
   Contents read() {
-    // The order in which transformers looks.
-    if (exists("model.safetensors")) {
-      add_safetensors("model.safetensors");
-    } else if (exists("model.safetensors.index.json")) {
-      read_index("model.safetensors.index.json", ".safetensors");
-    } else if (exists("pytorch_model.bin")) {
-      add_bin("pytorch_model.bin");
+    if (exists(kNames[0])) {
+      add_safetensors(kNames[0]);
+    } else if (exists(kNames[1])) {
+      read_index(kNames[1], ".safetensors");
+    } else if (exists(kNames[2])) {
+      add_bin(kNames[2]);
     } else {
-      read_index("pytorch_model.bin.index.json", ".bin");
+      read_index(kNames[3], ".bin");
     }
     for (const auto& [alias, kept] : mentioned_) note_alias(alias, kept);
     for (const Tensor& tensor : contents_.tensors()) {
@@ -218,6 +223,13 @@ class WeightsFolder {
 };
 
 }  // namespace
+
+bool has_weights(const std::string& folder) {
+  return std::any_of(kNames.begin(), kNames.end(), [&](const char* name) {
+    std::error_code ignored;
+    return fs::is_regular_file(fs::path(folder) / name, ignored);
+  });
+}
 
 Contents read_weights_folder(const std::string& folder, SourceSet& sources) {
   return WeightsFolder(folder, sources).read();

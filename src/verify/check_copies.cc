@@ -50,8 +50,19 @@ uint32_t rounded(uint32_t bits, DType dtype) {
   }
 }
 
-bool comparable(DType dtype) {
-  return dtype == DType::F32 || dtype == DType::BF16 || dtype == DType::F16;
+std::optional<uint64_t> first_difference(const Tensor& a, const Tensor& b,
+                                         uint64_t numel,
+                                         const std::vector<std::byte>& master,
+                                         const std::vector<std::byte>& copy) {
+  const size_t master_size = size_of(a.dtype);
+  const size_t copy_size = size_of(b.dtype);
+  for (size_t i = 0; i < numel; ++i) {
+    const uint32_t expected =
+        rounded(*as_float_bits(a.dtype, &master[i * master_size]), b.dtype);
+    const uint32_t found = *as_float_bits(b.dtype, &copy[i * copy_size]);
+    if (expected != found && !(is_nan(expected) && is_nan(found))) return i;
+  }
+  return std::nullopt;
 }
 
 class CopyChecker {
@@ -61,14 +72,8 @@ class CopyChecker {
 
   CopyCheck run(const OpenOptions& options) {
     for (const Tensor& tensor : checkpoint_.tensors()) {
-      const bool has_copy =
-          tensor.role == Role::Master || tensor.role == Role::Frozen;
-      if (!has_copy || !comparable(tensor.dtype)) continue;
-      const Tensor* copy = checkpoint_.find(tensor.name, Role::Model);
-      if (copy == nullptr || copy->numel != tensor.numel ||
-          !comparable(copy->dtype)) {
-        continue;
-      }
+      const Tensor* copy = own_copy(checkpoint_, tensor);
+      if (copy == nullptr) continue;
       pairs_.push_back({&tensor, copy});
     }
     std::vector<std::optional<Finding>> found(pairs_.size());
@@ -110,58 +115,16 @@ class CopyChecker {
   }
 
   std::optional<Finding> compare(const Pair& pair, uint64_t& count) const {
-    std::vector<std::byte> master;
-    std::vector<std::byte> copy;
+    const StoredTensor master{&checkpoint_, pair.master};
+    const StoredTensor copy{&checkpoint_, pair.copy};
     for (const Range& range : ranges(*pair.master)) {
-      for (uint64_t done = 0; done < range.numel;) {
-        const uint64_t first = range.first + done;
-        const uint64_t numel = std::min(kChunk, range.numel - done);
-        master.resize(static_cast<size_t>(numel * size_of(pair.master->dtype)));
-        copy.resize(static_cast<size_t>(numel * size_of(pair.copy->dtype)));
-        checkpoint_.read(*pair.master, first, numel, master);
-        checkpoint_.read(*pair.copy, first, numel, copy);
-        if (const auto at = first_difference(pair, numel, master, copy)) {
-          return disagreement(pair, first + *at);
-        }
-        count += numel;
-        done += numel;
+      if (const auto element =
+              first_disagreement(master, copy, range.first, range.numel)) {
+        return copy_disagreement(master, *element);
       }
+      count += range.numel;
     }
     return std::nullopt;
-  }
-
-  static std::optional<uint64_t> first_difference(
-      const Pair& pair, uint64_t numel, const std::vector<std::byte>& master,
-      const std::vector<std::byte>& copy) {
-    const size_t master_size = size_of(pair.master->dtype);
-    const size_t copy_size = size_of(pair.copy->dtype);
-    for (size_t i = 0; i < numel; ++i) {
-      const uint32_t expected =
-          rounded(*as_float_bits(pair.master->dtype, &master[i * master_size]),
-                  pair.copy->dtype);
-      const uint32_t found =
-          *as_float_bits(pair.copy->dtype, &copy[i * copy_size]);
-      if (expected != found && !(is_nan(expected) && is_nan(found))) return i;
-    }
-    return std::nullopt;
-  }
-
-  Finding disagreement(const Pair& pair, uint64_t element) const {
-    Finding finding{
-        .code = "weights-disagree",
-        .severity = Severity::Error,
-        .message =
-            "element " + std::to_string(element) +
-            " of the optimizer's master does not round to the model's own "
-            "copy: the shards are of another step, in another order or "
-            "damaged, or the weights were edited before the save (--check "
-            "none merges the masters all the same)",
-        .tensor = pair.master->name};
-    checkpoint_.extents(*pair.master, element, 1, [&](const Extent& extent) {
-      finding.file = checkpoint_.sources()[extent.source].name;
-      finding.offset = extent.offset;
-    });
-    return finding;
   }
 
   const Checkpoint& checkpoint_;
@@ -170,6 +133,65 @@ class CopyChecker {
 };
 
 }  // namespace
+
+bool comparable(DType dtype) {
+  return dtype == DType::F32 || dtype == DType::BF16 || dtype == DType::F16;
+}
+
+const Tensor* own_copy(const Checkpoint& checkpoint, const Tensor& tensor) {
+  if (tensor.role != Role::Master && tensor.role != Role::Frozen) {
+    return nullptr;
+  }
+  const Tensor* copy = checkpoint.find(tensor.name, Role::Model);
+  const bool usable = copy != nullptr && copy->numel == tensor.numel &&
+                      comparable(copy->dtype) && comparable(tensor.dtype);
+  return usable ? copy : nullptr;
+}
+
+std::optional<uint64_t> first_disagreement(const StoredTensor& master,
+                                           const StoredTensor& copy,
+                                           uint64_t first, uint64_t numel) {
+  std::vector<std::byte> left;
+  std::vector<std::byte> right;
+  for (uint64_t done = 0; done < numel;) {
+    const uint64_t count = std::min(kChunk, numel - done);
+    left.resize(static_cast<size_t>(count * size_of(master.tensor->dtype)));
+    right.resize(static_cast<size_t>(count * size_of(copy.tensor->dtype)));
+    master.checkpoint->read(*master.tensor, first + done, count, left);
+    copy.checkpoint->read(*copy.tensor, first + done, count, right);
+    if (const auto at = first_difference(*master.tensor, *copy.tensor, count,
+                                         left, right)) {
+      return first + done + *at;
+    }
+    done += count;
+  }
+  return std::nullopt;
+}
+
+void set_place(Finding& finding, const StoredTensor& tensor, uint64_t element) {
+  tensor.checkpoint->extents(
+      *tensor.tensor, element, 1, [&](const Extent& extent) {
+        finding.file = tensor.checkpoint->sources()[extent.source].name;
+        finding.offset = extent.offset;
+      });
+}
+
+Finding copy_disagreement(const StoredTensor& master, uint64_t element) {
+  Finding finding{
+      .code = "weights-disagree",
+      .severity = Severity::Error,
+      .message =
+          "element " + std::to_string(element) + " of the " +
+          (master.tensor->role == Role::Frozen ? "frozen weight"
+                                               : "optimizer's master") +
+          " does not round to the model's own copy: "
+          "the shards are of another step, in another order or damaged, or "
+          "the weights were edited before the save (merge --check none takes "
+          "the masters all the same)",
+      .tensor = master.tensor->name};
+  set_place(finding, master, element);
+  return finding;
+}
 
 CopyCheck check_copies(const Checkpoint& checkpoint, bool full,
                        const OpenOptions& options) {

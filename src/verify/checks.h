@@ -44,6 +44,31 @@ struct CheckedCheckpoint {
 CheckedCheckpoint check_for_merge(const CheckpointPath& where,
                                   const OpenOptions& options);
 
+// A tensor and the checkpoint that it is of.
+struct StoredTensor {
+  const Checkpoint* checkpoint = nullptr;
+  const Tensor* tensor = nullptr;
+};
+
+// Whether values of this dtype can be compared after rounding.
+bool comparable(DType dtype);
+
+// The model's own copy of a master or frozen weight, where there is one that
+// can be compared with it, else null.
+const Tensor* own_copy(const Checkpoint& checkpoint, const Tensor& tensor);
+
+// The first element in [first, first + numel) of `master` that does not round
+// to that of `copy`, bit for bit (NaN as a class). REQUIRES: both comparable,
+// equal numel. Errors: Io, Corrupt.
+std::optional<uint64_t> first_disagreement(const StoredTensor& master,
+                                           const StoredTensor& copy,
+                                           uint64_t first, uint64_t numel);
+
+// weights-disagree for that element.
+Finding copy_disagreement(const StoredTensor& master, uint64_t element);
+// File and offset of an element.
+void set_place(Finding& finding, const StoredTensor& tensor, uint64_t element);
+
 struct CopyCheck {
   std::vector<Finding> findings;  // weights-disagree
   uint64_t elements = 0;          // compared

@@ -14,7 +14,7 @@ constexpr auto kNote = Severity::Note;
 constexpr std::nullopt_t kAsFound = std::nullopt;
 
 // Columns: code, area, consequence for resume, consequence for merge.
-constexpr std::array<CodeRow, 53> kTable{{
+constexpr std::array<CodeRow, 57> kTable{{
     {"latest-missing", "folder", kAsFound, kWarning},
     {"latest-dangling", "folder", kAsFound, kWarning},
     {"model-shard-missing", "folder", kError, kAsFound},
@@ -35,7 +35,8 @@ constexpr std::array<CodeRow, 53> kTable{{
     {"file-duplicate", "file", kError, kError},
     {"container-damaged", "file", kAsFound, kAsFound},
     {"record-missing", "file", kAsFound, kAsFound},
-    {"crc-mismatch", "file", kError, kAsFound},
+    {"crc-mismatch", "file", kAsFound, kAsFound},
+    {"crc-unchecked", "file", kNote, kNote},
     {"pickle-invalid", "file", kAsFound, kAsFound},
     {"pickle-dangerous", "file", kError, kWarning},
     {"key-missing", "file", kAsFound, kAsFound},
@@ -55,6 +56,9 @@ constexpr std::array<CodeRow, 53> kTable{{
     {"frozen-unrecoverable", "names", kError, kError},
     {"placeholder-weight", "names", kWarning, kWarning},
     {"weights-disagree", "values", kError, kError},
+    {"sidecar-disagree", "values", kWarning, kWarning},
+    {"nan", "values", kWarning, kWarning},
+    {"inf", "values", kAsFound, kAsFound},
     {"optimizer-state-absent", "optimizer", kAsFound, kNote},
     {"moment-missing", "optimizer", kError, kNote},
     {"moment-length", "optimizer", kError, kNote},

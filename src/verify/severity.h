@@ -12,7 +12,7 @@
 
 namespace zckpt {
 
-// One row per finding code: the table that docs/findings.md is checked
+// One row per finding code: the table that docs/verify.md is checked
 // against, and what each code means for each question.
 struct CodeRow {
   std::string_view code;

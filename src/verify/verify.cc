@@ -9,6 +9,7 @@
 #include "reader/checkpoint_data.h"
 #include "verify/checks.h"
 #include "verify/resume_checks.h"
+#include "verify/scan.h"
 #include "verify/severity.h"
 #include "zckpt/error.h"
 
@@ -56,6 +57,7 @@ class Judge {
     result_.step = where_.step;
     CheckedCheckpoint checked = check_for_merge(where_, options_.open);
     fill_facts(checked);
+    if (options_.full) read_everything(checked);
     std::vector<Finding> merge = answer(checked.findings, Question::Merge);
     std::vector<Finding> resume = answer(checked.findings, Question::Resume);
     settle_for_resume(resume, checked.shards.get());
@@ -85,6 +87,14 @@ class Judge {
       result_.facts = facts_of(*checked.shards);
     }
     result_.facts.framework = to_string(framework_);
+  }
+
+  void read_everything(CheckedCheckpoint& checked) {
+    ScanResult scanned = scan(where_, checked, options_);
+    append(checked.findings, std::move(scanned.findings));
+    result_.facts.notes.insert(result_.facts.notes.end(), scanned.notes.begin(),
+                               scanned.notes.end());
+    result_.scan = scanned.facts;
   }
 
   std::vector<Finding> resume_findings(const ShardSet& shards) const {
@@ -258,6 +268,7 @@ VerifyResult verify(const std::string& path, const VerifyOptions& options) {
                                      : inside(where)     ? where.folder
                                      : where.tag.empty() ? where.folder
                                                          : where.tag_folder;
+    if (options.newest_only && result.checkpoints.back().can_resume) break;
   }
   for (Verification& unfinished : judge_unfinished(path)) {
     result.is_run = true;

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "merge/rounding_oracle.h"
+#include "base/rounding_oracle.h"
 #include "reader/torch_file.h"
 #include "support/caught.h"
 #include "support/stored_weights.h"

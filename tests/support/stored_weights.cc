@@ -125,4 +125,23 @@ StoredWeights read_stored_folder(const std::string& path) {
   return weights;
 }
 
+std::string stored_file(const std::map<std::string, StoredTensor>& tensors) {
+  nlohmann::json header = nlohmann::json::object();
+  std::string data;
+  for (const auto& [name, tensor] : tensors) {
+    header[name] = {
+        {"dtype", tensor.dtype},
+        {"shape", tensor.shape},
+        {"data_offsets", {data.size(), data.size() + tensor.bytes.size()}}};
+    data += tensor.bytes;
+  }
+  std::string text = header.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  std::string length(8, '\0');
+  for (size_t i = 0; i < length.size(); ++i) {
+    length[i] = static_cast<char>(text.size() >> (8 * i));
+  }
+  return length + text + data;
+}
+
 }  // namespace zckpt::test

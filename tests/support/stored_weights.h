@@ -32,6 +32,9 @@ struct StoredWeights {
 // once, the header is padded to 8 bytes and every length fits.
 StoredWeights read_stored_file(const std::string& path);
 
+// The bytes of a file with these tensors, in the order of their names.
+std::string stored_file(const std::map<std::string, StoredTensor>& tensors);
+
 // A folder with model.safetensors, or with an index and its shards; nothing
 // else may be in it.
 StoredWeights read_stored_folder(const std::string& path);

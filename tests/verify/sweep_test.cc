@@ -7,14 +7,16 @@
 #include <cstdlib>
 #include <functional>
 #include <map>
+#include <set>
 
 #include "support/caught.h"
 #include "support/checkpoint_tools.h"
 #include "support/zero_partitions.h"
+#include "verify/scan.h"
 
 // Tiny checkpoints, cut at every length and with every byte flipped: an Error,
 // a finding, or the same tensors; never a crash, never other values in
-// silence. Payload bytes are the exception: their CRC is merge's to check.
+// silence. Payload bytes are what --full is for: there their CRC tells.
 
 namespace zckpt::test {
 namespace {
@@ -90,6 +92,19 @@ class Sweep : public testing::TestWithParam<SweepCase> {
     return changed;
   }
 
+  // The codes of what reading every byte finds.
+  std::set<std::string> codes_of_scan() const {
+    VerifyOptions options;
+    options.open.threads = 1;
+    const std::string folder = folder_.path().string();
+    const ScanResult scanned =
+        scan(find_checkpoints(folder, options.open).front(),
+             check_folder(folder, options.open), options);
+    std::set<std::string> codes;
+    for (const Finding& finding : scanned.findings) codes.insert(finding.code);
+    return codes;
+  }
+
   // Whether a byte of an intact file belongs to a storage.
   static std::function<bool(size_t)> payloads(const fs::path& file) {
     const FileSource source(file.string());
@@ -136,6 +151,10 @@ TEST_P(Sweep, AnyByteFlipped) {
       // hangs can be told.
       if (!payload(at) && !GetParam().legacy) {
         EXPECT_THAT(changed, testing::IsEmpty())
+            << file.filename() << " @" << at;
+      }
+      if (payload(at) && !GetParam().legacy) {
+        EXPECT_THAT(codes_of_scan(), testing::Contains("crc-mismatch"))
             << file.filename() << " @" << at;
       }
       bytes[at] = kept;

@@ -40,7 +40,14 @@ Json verification_json(const Verification& v) {
   json["can"] = {{"resume", v.can_resume}, {"merge", v.can_merge}};
   json["checkpoint"] =
       v.facts.framework.empty() ? Json::object() : to_json(v.facts);
-  json["level"] = "metadata";
+  json["level"] = v.scan ? "full" : "metadata";
+  if (v.scan) {
+    json["scan"] = {{"bytes", v.scan->bytes},
+                    {"checked_records", v.scan->checked_records},
+                    {"unchecked_records", v.scan->unchecked_records},
+                    {"compared_tensors", v.scan->compared_tensors},
+                    {"compared_with_sidecar", v.scan->compared_with_sidecar}};
+  }
   json["findings"] = to_json(v.findings);
   return json;
 }
@@ -79,6 +86,24 @@ std::string headline(const Verification& v) {
   return text;
 }
 
+// What was proved, for whoever waited for it.
+void print_scan(const ScanFacts& scan, std::ostream& out) {
+  out << "  read all " << format_bytes(scan.bytes) << ": compared the CRC of "
+      << count_of(scan.checked_records, "record");
+  if (scan.unchecked_records != 0) {
+    out << " (" << scan.unchecked_records << " came without one)";
+  }
+  if (scan.compared_tensors != 0) {
+    out << ", " << count_of(scan.compared_tensors, "tensor")
+        << " with the model's own copies";
+  }
+  if (scan.compared_with_sidecar != 0) {
+    out << ", " << count_of(scan.compared_with_sidecar, "tensor")
+        << " with the gathered weights";
+  }
+  out << '\n';
+}
+
 void print_findings(const Verification& v, bool verbose, std::ostream& out) {
   for (const Severity severity :
        {Severity::Error, Severity::Warning, Severity::Note}) {
@@ -113,6 +138,10 @@ void settle(VerifyVerb& verb, const Context& context) {
   verb.options.open.stop = context.stop;
   verb.options.question =
       verb.question == "merge" ? Question::Merge : Question::Resume;
+  verb.options.newest_only = verb.newest && !verb.common.json;
+  if (verb.common.memory_bytes != 0) {
+    verb.options.memory_bytes = verb.common.memory_bytes;
+  }
   if (verb.world_size != 0) verb.options.world_size = verb.world_size;
   if (verb.stage >= 0) verb.options.stage = verb.stage;
   if (verb.dtype == "bf16") verb.options.dtype = DType::BF16;
@@ -122,7 +151,10 @@ void settle(VerifyVerb& verb, const Context& context) {
 
 int run_verify(VerifyVerb& verb, const Context& context) {
   settle(verb, context);
+  Terminal terminal(context.err, verb.common.terminal());
+  verb.options.observer = &terminal;
   const VerifyResult result = verify(verb.common.path, verb.options);
+  terminal.finish();
   if (verb.newest && !verb.common.json) {
     return print_newest(verb, result, context);
   }
@@ -131,6 +163,7 @@ int run_verify(VerifyVerb& verb, const Context& context) {
   } else {
     for (const Verification& v : result.checkpoints) {
       context.out << headline(v) << '\n';
+      if (v.scan) print_scan(*v.scan, context.out);
       print_findings(v, verb.common.verbose, context.out);
     }
     if (result.is_run && result.newest_resumable) {
@@ -151,6 +184,8 @@ Verb add_verify(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
       "verify", "Answer whether a checkpoint resumes and merges, and why not");
   verb->common.add_to(*command);
+  command->add_flag("--full", verb->options.full,
+                    "Read every byte: CRCs, NaN, copies against masters");
   command->add_option("--for", verb->question, "Question: resume or merge")
       ->type_name("WHAT")
       ->capture_default_str()

@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The zckpt authors
 // SPDX-License-Identifier: Apache-2.0
-#include "merge/cast.h"
+#include "base/cast.h"
 
 #include <gtest/gtest.h>
 
@@ -12,8 +12,8 @@
 #include <random>
 #include <vector>
 
-#include "merge/cast_kernels.h"
-#include "merge/rounding_oracle.h"
+#include "base/cast_kernels.h"
+#include "base/rounding_oracle.h"
 #include "zckpt/error.h"
 
 namespace zckpt {

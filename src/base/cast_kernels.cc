@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The zckpt authors
 // SPDX-License-Identifier: Apache-2.0
-#include "merge/cast_kernels.h"
+#include "base/cast_kernels.h"
 
 #include <algorithm>
 #include <bit>

@@ -8,8 +8,8 @@
 #include <thread>
 #include <vector>
 
-#include "merge/cast_kernels.h"
-#include "merge/rounding_oracle.h"
+#include "base/cast_kernels.h"
+#include "base/rounding_oracle.h"
 
 namespace zckpt {
 namespace {

@@ -1,12 +1,12 @@
 // SPDX-FileCopyrightText: The zckpt authors
 // SPDX-License-Identifier: Apache-2.0
-#include "merge/cast.h"
+#include "base/cast.h"
 
 #include <algorithm>
 #include <array>
 #include <cstring>
 
-#include "merge/cast_kernels.h"
+#include "base/cast_kernels.h"
 #include "zckpt/error.h"
 
 namespace zckpt {
