@@ -72,4 +72,8 @@ uint64_t digest(const Value& value) {
   return Digester(value.pickle()).of(value.id());
 }
 
+uint64_t digest(std::string_view text) {
+  return XXH3_64bits(text.data(), text.size());
+}
+
 }  // namespace zckpt

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "format/pickle.h"
 
@@ -13,5 +14,6 @@ namespace zckpt {
 // Tensors count by their shape and dtype through the calls that rebuild them,
 // storage keys included. Linear in the nodes reached, whatever is shared.
 uint64_t digest(const Value& value);
+uint64_t digest(std::string_view text);
 
 }  // namespace zckpt

@@ -301,7 +301,13 @@ class Finder {
       throw Error(ErrorCode::Invalid,
                   "several tag folders without a step number" +
                       name_tags(tags) + "; choose one with --tag",
-                  {.file = folder});
+                  {.file = folder})
+          .with_findings(
+              {{.code = "tag-ambiguous",
+                .severity = Severity::Error,
+                .message = "several tag folders without a step "
+                           "number" +
+                           name_tags(tags) + "; choose one with --tag"}});
     }
     for (const std::string& tag : tags) {
       if (tags.size() > 1 && !numbered && tag != *latest) continue;

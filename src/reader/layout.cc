@@ -15,8 +15,9 @@ constexpr std::array kLayouts{&zero3_layout, &zero12_layout,
                               &model_only_layout};
 
 bool any_of_kind(const ShardSet& shards, ShardKind kind) {
-  return std::any_of(shards.others.begin(), shards.others.end(),
-                     [&](const ShardName& name) { return name.kind == kind; });
+  return std::any_of(
+      shards.others.begin(), shards.others.end(),
+      [&](const OtherFile& file) { return file.name.kind == kind; });
 }
 
 template <typename Predicate>

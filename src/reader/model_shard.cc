@@ -114,6 +114,15 @@ void read_model(const TorchFile& file, ShardFile& shard) {
   const auto experts = root.find("num_experts");
   facts.has_experts = root.find("ds_autoep_layers").has_value() ||
                       (experts && !experts->is_none());
+  if (experts) {
+    if (const auto single = experts->integer()) {
+      facts.num_experts.push_back(*single);
+    }
+    for (size_t i = 0; i < (experts->is_sequence() ? experts->size() : 0);
+         ++i) {
+      facts.num_experts.push_back(experts->item(i).integer().value_or(0));
+    }
+  }
   // Stage 3 cuts frozen parameters over the ranks; a file without a rank in
   // its name holds them whole.
   read_fragments(file, root, shard);

@@ -86,6 +86,7 @@ class OptimReader {
     read_integers(inner.find("partition_count"), facts_.partition_count);
     read_integers(inner.find("group_paddings"), facts_.group_paddings);
     read_alignment(inner.find("param_alignment_paddings"));
+    read_slices(inner.find("param_slice_mappings"));
     if (const auto groups = inner.find("fp32_flat_groups")) {
       facts_.kind = OptimKind::Zero3;
       note_missing(inner,
@@ -147,6 +148,32 @@ class OptimReader {
                       "param_alignment_paddings holds a negative number");
         }
         paddings.push_back(static_cast<uint64_t>(padding));
+      }
+    }
+  }
+
+  // Per group: name -> fragment_address(numel, start).
+  void read_slices(const std::optional<Value>& groups) {
+    if (!groups || !groups->is_sequence()) return;
+    for (size_t g = 0; g < groups->size(); ++g) {
+      const Value group = groups->item(g);
+      std::vector<Slice>& slices = facts_.slices.emplace_back();
+      for (size_t i = 0; i < (group.is_mapping() ? group.size() : 0); ++i) {
+        const auto name = group.key(i).string();
+        const Value address = group.value(i);
+        const auto state = address.is_call() ? address.state() : std::nullopt;
+        const auto part = [&](const char* key) {
+          const auto value =
+              state && state->is_mapping() ? state->find(key) : std::nullopt;
+          return value ? value->integer().value_or(-1) : -1;
+        };
+        const int64_t start = part("start");
+        const int64_t numel = part("numel");
+        // Of another form: nothing is known of any group.
+        if (!name || start < 0 || numel < 0) return facts_.slices.clear();
+        slices.push_back({.name = digest(*name),
+                          .start = static_cast<uint64_t>(start),
+                          .numel = static_cast<uint64_t>(numel)});
       }
     }
   }

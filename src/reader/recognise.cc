@@ -52,6 +52,10 @@ FileForm recognise(const ByteSource& source) {
   if (text.starts_with("PK\x03\x04")) {
     return has_zip_end(source) ? FileForm::TorchZip : FileForm::TorchZipTorn;
   }
+  // A handful of bytes of the signature is a torn archive, too.
+  if (std::string_view("PK\x03\x04").starts_with(text)) {
+    return FileForm::TorchZipTorn;
+  }
   if (is_legacy_file(source)) return FileForm::TorchLegacy;
   if (text.size() > kTarMagicOffset &&
       text.substr(kTarMagicOffset).starts_with("ustar")) {

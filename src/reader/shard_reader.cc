@@ -15,23 +15,6 @@
 namespace zckpt {
 namespace {
 
-// Every class and function that an unpickler would import. getattr counts only
-// where it is not one of the two forms of ZeroStageEnum.
-std::vector<std::string> imported_names(const Pickle& pickle) {
-  std::set<std::string> names;
-  for (NodeId id = 0; id < pickle.node_count(); ++id) {
-    const Value value(pickle, id);
-    if (value.kind() == NodeKind::Global && value.global_name() != "getattr") {
-      names.insert(std::string(value.global_module()) + " " +
-                   std::string(value.global_name()));
-    } else if (value.is_call() && value.callable().global_name() == "getattr" &&
-               !stage_number(value)) {
-      names.insert(std::string(value.callable().global_module()) + " getattr");
-    }
-  }
-  return {names.begin(), names.end()};
-}
-
 bool has_sound_directory(const ByteSource& source) {
   try {
     const ZipDirectory directory(source);
@@ -194,6 +177,21 @@ void read_shard(ShardFile& shard) {
       shard.fault = {.code = "file-unreadable", .message = error.message()};
     }
   }
+}
+
+std::vector<std::string> imported_names(const Pickle& pickle) {
+  std::set<std::string> names;
+  for (NodeId id = 0; id < pickle.node_count(); ++id) {
+    const Value value(pickle, id);
+    if (value.kind() == NodeKind::Global && value.global_name() != "getattr") {
+      names.insert(std::string(value.global_module()) + " " +
+                   std::string(value.global_name()));
+    } else if (value.is_call() && value.callable().global_name() == "getattr" &&
+               !stage_number(value)) {
+      names.insert(std::string(value.callable().global_module()) + " getattr");
+    }
+  }
+  return {names.begin(), names.end()};
 }
 
 }  // namespace zckpt

@@ -29,6 +29,11 @@ std::optional<Value> entry_near(const Value& mapping, size_t i,
 // a plain integer (format.md 8).
 std::optional<int64_t> stage_number(const Value& value);
 
+// "module name" of every class and function that an unpickler would import,
+// sorted. getattr counts only where it is not one of the two forms of
+// ZeroStageEnum.
+std::vector<std::string> imported_names(const Pickle& pickle);
+
 // What is wrong with a file, told from the error that reading it gave.
 FileFault fault_of(const ByteSource& source, const Error& error);
 

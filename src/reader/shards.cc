@@ -98,6 +98,7 @@ class FolderReader {
                 };
                 return key(a) < key(b);
               });
+    settle_others();
     parallel_for(set_.files.size(), resolve_threads(options_.threads),
                  options_.stop, [&](size_t i, int) {
                    ShardFile& file = set_.files[i];
@@ -129,8 +130,7 @@ class FolderReader {
       if (shard.kind == ShardKind::Model || shard.kind == ShardKind::Optim) {
         add(shard, it->path().string());
       } else if (shard.kind != ShardKind::Other) {
-        set_.others.push_back(shard);
-        set_.other_files.push_back(name);
+        set_.others.push_back({shard, it->path().string()});
       }
     }
     if (error) {
@@ -160,6 +160,32 @@ class FolderReader {
     file.name = shard;
     file.path = path;
     set_.files.push_back(std::move(file));
+  }
+
+  void settle_others() {
+    const auto key = [](const OtherFile& f) {
+      return std::pair(file_name(f.path), f.path);
+    };
+    std::vector<OtherFile>& others = set_.others;
+    std::sort(others.begin(), others.end(),
+              [&](const auto& a, const auto& b) { return key(a) < key(b); });
+    for (size_t i = 1; i < others.size();) {
+      if (file_name(others[i].path) != file_name(others[i - 1].path)) {
+        ++i;
+        continue;
+      }
+      if (!same_content(others[i - 1].path, others[i].path)) {
+        set_.findings.push_back(
+            {.code = "shard-conflict",
+             .severity = Severity::Error,
+             .message = "two folders hold different files of this name: " +
+                        escape(others[i - 1].path) + " and " +
+                        escape(others[i].path) +
+                        "; leave one of the folders out",
+             .file = file_name(others[i].path)});
+      }
+      others.erase(others.begin() + static_cast<std::ptrdiff_t>(i));
+    }
   }
 
   // offloaded_tensors/rankRR/*.tensor.swp (format.md 3.6).

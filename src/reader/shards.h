@@ -65,6 +65,15 @@ enum class OptimKind : uint8_t {
   None,          // {'optimizer': None} or empty: nothing in it
 };
 
+// Where param_slice_mappings put a parameter in a rank's partition.
+struct Slice {
+  uint64_t name = 0;  // its digest
+  uint64_t start = 0;
+  uint64_t numel = 0;
+
+  friend auto operator<=>(const Slice&, const Slice&) = default;
+};
+
 struct OptimFacts {
   OptimKind kind = OptimKind::None;
   std::optional<int64_t> zero_stage;  // as the file says
@@ -83,6 +92,8 @@ struct OptimFacts {
   uint64_t scaler_digest = 0;
   bool has_partition_groups = false;  // AutoEP (format.md 3.7)
   bool elastic_state = false;
+  // Per group: param_slice_mappings. Evidence, never the source of an extent.
+  std::vector<std::vector<Slice>> slices;
   // What torch's own optimizer lists: its parameters, which are the groups of
   // `masters`, and whether it has betas, hence moments.
   std::optional<uint64_t> listed_params;
@@ -103,6 +114,7 @@ struct ModelFacts {
   uint64_t shapes_digest = 0;
   uint64_t frozen_digest = 0;
   bool has_experts = false;           // num_experts or ds_autoep_layers
+  std::vector<int64_t> num_experts;   // of each MoE layer
   bool has_module = true;             // None in pipeline files
   bool has_scheduler_config = false;  // ds_config brings its own scheduler
   bool has_optimizer = false;         // stage 0 keeps its optimizer here
@@ -133,6 +145,12 @@ struct ShardFile {
   std::optional<OptimFacts> optim;
 };
 
+// An expert, pipeline-layer or FastPersist file: known by its name alone.
+struct OtherFile {
+  ShardName name;
+  std::string path;
+};
+
 // ShardSet is a tag folder (with its --also folders) as read: every shard
 // file with its facts or its fault. Indices by rank are made from names, which
 // are numbers, never from the order of a listing.
@@ -140,8 +158,7 @@ struct ShardSet {
   CheckpointPath where;
   std::shared_ptr<SourceSet> sources;
   std::vector<ShardFile> files;   // model and optim files, sorted by rank
-  std::vector<ShardName> others;  // expert, layer, fast-part files
-  std::vector<std::string> other_files;  // their names
+  std::vector<OtherFile> others;  // by name, each once
   bool has_universal = false;     // a folder zero/, as ds_to_universal makes it
   std::vector<Finding> findings;  // shard-conflict and the like
   // NVMe swap files: "rank00/1_1.tensor.swp" -> source.

@@ -11,6 +11,7 @@
 #include "reader/layout.h"
 #include "reader/safetensors_file.h"
 #include "reader/shard_reader.h"
+#include "verify/checks.h"
 #include "verify/resume_checks.h"
 
 namespace zckpt {
@@ -56,7 +57,13 @@ class FrameworkChecker {
                          .file = std::move(file)});
   }
 
+  // Where --also brings other halves of the save, side files may lie there.
   std::string path(const std::string& name) const {
+    std::error_code ignored;
+    for (const std::string& folder : side_folders(shards_.where)) {
+      const fs::path candidate = fs::path(folder) / name;
+      if (fs::is_regular_file(candidate, ignored)) return candidate.string();
+    }
     return (fs::path(shards_.where.folder) / name).string();
   }
   bool exists(const std::string& name) const {
@@ -203,12 +210,38 @@ bool is_dangerous(std::string_view module, std::string_view name) {
   if (module == "builtins" || module == "__builtin__") {
     return contains(kDangerousBuiltins, name);
   }
-  if (module == "operator") {
+  if (module == "operator" || module == "_operator") {
     return name == "attrgetter" || name == "itemgetter" ||
-           name == "methodcaller";
+           name == "methodcaller" || name == "call";
   }
+  // Both unpickle whatever they are given.
+  if (module == "torch" || module == "torch.serialization") {
+    return name == "load";
+  }
+  if (module == "torch.storage") return name == "_load_from_bytes";
+  if (module == "io" || module == "_io") return name.starts_with("open");
   if (module == "functools") return name == "partial";
   return contains(kDangerousModules, root_of(module));
+}
+
+// What the reader makes values of; everything else stays as it is.
+bool is_understood(std::string_view module, std::string_view name) {
+  constexpr std::array<std::string_view, 9> kModules{"torch",
+                                                     "torch._utils",
+                                                     "torch.storage",
+                                                     "torch.nn",
+                                                     "torch.nn.parameter",
+                                                     "torch._tensor",
+                                                     "collections",
+                                                     "_codecs",
+                                                     "torch.serialization"};
+  constexpr std::array<std::string_view, 5> kBuiltins{
+      "set", "frozenset", "bytearray", "int", "getattr"};
+  if (module == "builtins" || module == "__builtin__") {
+    return contains(kBuiltins, name);
+  }
+  return contains(kModules, module) || name == "ZeroStageEnum" ||
+         name == "fragment_address";
 }
 
 std::string join(const std::set<std::string>& names) {
@@ -265,8 +298,10 @@ std::vector<Finding> check_placeholders(const ShardSet& shards) {
              "it holds no values (saved without gathering them); do not use "
              "it: the trained values are in the shards of " +
              escape(shards.where.tag) +
-             ". zckpt merge PATH -o OUT gets them (--exclude-frozen where the "
-             "base was not saved)",
+             (std::string_view(name).starts_with("adapter")
+                  ? ". zckpt extract-lora PATH -o OUT writes the adapter out "
+                    "of them"
+                  : ". zckpt merge PATH -o OUT gets them"),
          .file = name});
   }
   return findings;
@@ -277,13 +312,58 @@ std::vector<Finding> check_framework(const ShardSet& shards,
   return FrameworkChecker(shards, framework).run();
 }
 
+namespace {
+
+// What a resume unpickles: shards, the scheduler, random states.
+struct Unpickled {
+  std::string file;
+  std::optional<uint32_t> rank;
+  std::shared_ptr<const std::vector<std::string>> globals;
+};
+
+std::vector<Unpickled> unpickled_files(const ShardSet& shards) {
+  std::vector<Unpickled> files;
+  for (const ShardFile& file : shards.files) {
+    if (!file.globals) continue;
+    files.push_back({shards.sources->list()[file.source].name, file.name.rank,
+                     file.globals});
+  }
+  std::set<fs::path> beside;
+  for (const std::string& folder : side_folders(shards.where)) {
+    std::error_code error;
+    for (fs::directory_iterator it(folder, error);
+         !error && it != fs::directory_iterator(); it.increment(error)) {
+      const std::string name = it->path().filename().string();
+      if (name.starts_with("scheduler.") || name.starts_with("rng_state") ||
+          name.starts_with("random_states")) {
+        beside.insert(it->path());
+      }
+    }
+  }
+  for (const fs::path& path : beside) {
+    try {
+      const FileSource source(path.string());
+      const TorchFile file = TorchFile::open(source);
+      files.push_back({relative_name(path.string(), shards.where.folder),
+                       std::nullopt,
+                       std::make_shared<const std::vector<std::string>>(
+                           imported_names(file.pickle()))});
+    } catch (const Error&) {
+      continue;  // check_framework says whether it opens
+    }
+  }
+  return files;
+}
+
+}  // namespace
+
 std::vector<Finding> check_classes(const ShardSet& shards) {
   std::vector<Finding> findings;
   std::set<std::string> foreign;
   std::set<std::string> known;
-  const std::vector<std::string>* seen = nullptr;
-  for (const ShardFile& file : shards.files) {
-    if (!file.globals) continue;
+  std::set<std::string> opaque;
+  bool seen = false;
+  for (const Unpickled& file : unpickled_files(shards)) {
     std::set<std::string> dangerous;
     for (const std::string& global : *file.globals) {
       const std::string_view text = global;
@@ -293,10 +373,14 @@ std::vector<Finding> check_classes(const ShardSet& shards) {
       const std::string dotted = escape(module) + "." + escape(name);
       if (is_dangerous(module, name)) {
         dangerous.insert(dotted);
-      } else if (!contains(kKnownRoots, root_of(module))) {
+        continue;
+      }
+      if (!contains(kKnownRoots, root_of(module))) {
         foreign.insert(dotted);
-      } else if (root_of(module) == "deepspeed" ||
-                 module.starts_with("numpy")) {
+        continue;
+      }
+      if (!is_understood(module, name)) opaque.insert(dotted);
+      if (root_of(module) == "deepspeed" || module.starts_with("numpy")) {
         known.insert(dotted);
       }
     }
@@ -307,10 +391,10 @@ std::vector<Finding> check_classes(const ShardSet& shards) {
            .message = "unpickling this file would call " + join(dangerous) +
                       ", which runs code of its author; do not load it with "
                       "torch.load (zckpt itself calls nothing)",
-           .file = shards.sources->list()[file.source].name,
-           .rank = file.name.rank});
+           .file = file.file,
+           .rank = file.rank});
     }
-    seen = file.globals.get();
+    seen = true;
   }
   if (!foreign.empty()) {
     findings.push_back(
@@ -320,7 +404,7 @@ std::vector<Finding> check_classes(const ShardSet& shards) {
                     "be installed: " +
                     join(foreign)});
   }
-  if (!known.empty() && seen != nullptr) {
+  if (!known.empty() && seen) {
     const bool new_numpy = std::any_of(
         known.begin(), known.end(),
         [](const auto& name) { return name.starts_with("numpy._core"); });
@@ -333,6 +417,13 @@ std::vector<Finding> check_classes(const ShardSet& shards) {
              "the files there" +
              std::string(new_numpy ? "; numpy._core needs numpy 2" : "") +
              ": " + join(known)});
+  }
+  if (!opaque.empty()) {
+    findings.push_back(
+        {.code = "pickle-opaque",
+         .severity = Severity::Note,
+         .message =
+             "objects of these classes were not looked into: " + join(opaque)});
   }
   return findings;
 }

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/text.h"
+#include "reader/digest.h"
 #include "reader/layout.h"
 #include "reader/model_states.h"
 #include "verify/resume_checks.h"
@@ -36,6 +37,7 @@ class OptimizerChecker {
     if (states_.empty()) report_no_states();
     check_duplicates();
     check_pairs();
+    check_slices();
     for (const ShardFile* file : with_masters_) {
       check_param_groups(*file);
       check_states(*file);
@@ -59,6 +61,74 @@ class OptimizerChecker {
     finding.rank = file.name.rank;
   }
 
+  // param_slice_mappings against where the parameters lie. They are wrong in
+  // genuine files (round_robin_gradients), and loading does not read them.
+  void check_slices() {
+    if (!states_of_model_ || !states_of_model_->groups) return;
+    const auto& groups = *states_of_model_->groups;
+    for (const ShardFile* file : with_masters_) {
+      const auto& slices = file->optim->slices;
+      if (slices.size() != groups.size() || !file->name.rank ||
+          has_alignment(*file)) {
+        continue;
+      }
+      for (size_t g = 0; g < groups.size(); ++g) {
+        if (same_slices(slices[g], slices_of(groups[g], *file->name.rank))) {
+          continue;
+        }
+        Finding& finding = report(
+            "slice-map-mismatch", Severity::Note,
+            "param_slice_mappings put parameters of group " +
+                std::to_string(g) +
+                " elsewhere than param_shapes does, as DeepSpeed writes them "
+                "under round_robin_gradients. Neither loading nor zckpt takes "
+                "anything from them, ds_to_universal does");
+        finding.file = shards_.sources->list()[file->source].name;
+        finding.rank = file->name.rank;
+        return;  // one says it for all
+      }
+    }
+  }
+
+  // What lies in this rank's partition of a group (format.md 3.2).
+  std::vector<Slice> slices_of(const std::vector<NamedShape>& group,
+                               uint32_t rank) const {
+    uint64_t need = 0;
+    for (const NamedShape& shape : group) need += shape.numel;
+    const uint64_t unit = 2 * uint64_t{ranks_};
+    const uint64_t partition = (need + unit - 1) / unit * 2;
+    const uint64_t begin = rank * partition;
+    std::vector<Slice> slices;
+    uint64_t at = 0;
+    for (const NamedShape& shape : group) {
+      const uint64_t from = std::max(at, begin);
+      const uint64_t to = std::min(at + shape.numel, begin + partition);
+      if (from < to) {
+        slices.push_back({.name = digest(shape.name),
+                          .start = from - begin,
+                          .numel = to - from});
+      }
+      at += shape.numel;
+    }
+    return slices;
+  }
+
+  static bool same_slices(std::vector<Slice> a, std::vector<Slice> b) {
+    std::erase_if(a, [](const Slice& s) { return s.numel == 0; });
+    std::sort(a.begin(), a.end());
+    std::sort(b.begin(), b.end());
+    return a == b;
+  }
+
+  static bool has_alignment(const ShardFile& file) {
+    for (const auto& group : file.optim->alignment_paddings) {
+      for (const uint64_t padding : group) {
+        if (padding != 0) return true;
+      }
+    }
+    return false;
+  }
+
   void check_keys(const ShardFile& file) {
     for (const std::string& key : file.missing_keys) {
       report("key-missing",
@@ -73,15 +143,14 @@ class OptimizerChecker {
   void check_module() {
     const ShardFile* model = shards_.leading_model();
     if (model == nullptr || !model->model->has_module) return;
-    std::optional<ModelStates> states;
     try {
-      states = read_model_states(shards_, *model);
+      states_of_model_ = read_model_states(shards_, *model);
     } catch (const Error& error) {
       if (error.code() == ErrorCode::Io) throw;
       return;  // the checks on the weights say what is wrong with it
     }
-    check_names(*states, *model);
-    check_sub_groups(*states);
+    check_names(*states_of_model_, *model);
+    check_sub_groups(*states_of_model_);
   }
 
   void check_names(const ModelStates& states, const ShardFile& model) {
@@ -325,6 +394,7 @@ class OptimizerChecker {
   const ShardSet& shards_;
   uint32_t ranks_;
   std::vector<const ShardFile*> with_masters_;
+  std::optional<ModelStates> states_of_model_;
   std::set<std::string> states_;
   std::vector<Finding> findings_;
 };

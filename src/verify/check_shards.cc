@@ -39,6 +39,15 @@ class ShardChecker {
               !model->vectors->fragments.empty();
   }
 
+  std::vector<Severity> severities() const {
+    std::vector<Severity> found(shards_.sources->list().size(),
+                                Severity::Error);
+    for (const ShardFile& file : shards_.files) {
+      found[file.source] = severity_of(file);
+    }
+    return found;
+  }
+
   std::vector<Finding> run() {
     findings_ = shards_.where.findings;
     findings_.insert(findings_.end(), shards_.findings.begin(),
@@ -46,6 +55,10 @@ class ShardChecker {
     if (const auto reason = unsupported_layout(shards_)) {
       report("unsupported-layout", Severity::Error,
              "this layout is not read yet: " + *reason);
+      for (const ShardFile& file : shards_.files) check_file(file);
+      for (Finding& finding : check_grid(shards_)) {
+        findings_.push_back(std::move(finding));
+      }
       return std::move(findings_);
     }
     for (const ShardFile& file : shards_.files) check_file(file);
@@ -243,6 +256,14 @@ class ShardChecker {
     }
   }
 
+  // What a late rank wrote may lie in the folder's name of before the save
+  // was done.
+  static std::optional<uint64_t> step_of(const fs::path& folder) {
+    const std::string name = folder.filename().string();
+    const auto step = number_after(name, "checkpoint-");
+    return step ? step : number_after(name, "tmp-checkpoint-");
+  }
+
   // Tag folders of the same name in the folders beside this one.
   const std::vector<fs::path>& siblings() {
     if (siblings_) return *siblings_;
@@ -255,10 +276,7 @@ class ShardChecker {
       std::error_code ignored;
       const fs::path folder = it->path() / shards_.where.tag;
       // Another step of the same run is no part of this save.
-      if (number_after(it->path().filename().string(), "checkpoint-") !=
-          number_after(own.filename().string(), "checkpoint-")) {
-        continue;
-      }
+      if (step_of(it->path()) != step_of(own)) continue;
       if (it->path() != own && fs::is_directory(folder, ignored)) {
         siblings_->push_back(folder);
       }
@@ -433,6 +451,10 @@ class ShardChecker {
 };
 
 }  // namespace
+
+std::vector<Severity> file_severities(const ShardSet& shards) {
+  return ShardChecker(shards).severities();
+}
 
 std::vector<Finding> check_shards(const ShardSet& shards) {
   return ShardChecker(shards).run();

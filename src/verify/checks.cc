@@ -20,14 +20,6 @@ void append(std::vector<Finding>& to, const std::vector<Finding>& from) {
   to.insert(to.end(), from.begin(), from.end());
 }
 
-// `file` as findings name it: relative to the checkpoint's folder.
-std::string relative_name(const std::string& file, const std::string& folder) {
-  const std::filesystem::path inner =
-      std::filesystem::path(file).lexically_relative(folder);
-  if (inner.empty() || *inner.begin() == "..") return file;
-  return inner.generic_string();
-}
-
 // An error that building the index gave, as the finding that it is.
 Finding finding_of(const Error& error, const std::string& folder) {
   Finding finding{.code = "container-damaged",
@@ -51,10 +43,28 @@ Finding excluded_finding() {
           .message =
               "the save left frozen weights out (exclude_frozen_parameters, as "
               "the Trainer does for PEFT models): the full model is not here. "
-              "--exclude-frozen merges what is"};
+              "--exclude-frozen merges what is, extract-lora writes the "
+              "adapter of a LoRA run"};
 }
 
 }  // namespace
+
+std::string relative_name(const std::string& file, const std::string& folder) {
+  const std::filesystem::path inner =
+      std::filesystem::path(file).lexically_relative(folder);
+  if (inner.empty() || *inner.begin() == "..") return file;
+  return inner.generic_string();
+}
+
+std::vector<std::string> side_folders(const CheckpointPath& where) {
+  std::vector<std::string> folders{where.folder};
+  for (const std::string& tag_folder : where.also) {
+    const auto path = std::filesystem::path(tag_folder);
+    folders.push_back(
+        (path.has_filename() ? path : path.parent_path()).parent_path());
+  }
+  return folders;
+}
 
 CheckedCheckpoint check_for_merge(const CheckpointPath& where,
                                   const OpenOptions& options) {

@@ -23,6 +23,10 @@ namespace zckpt {
 // every file's own soundness, and whether all of it comes from one save.
 std::vector<Finding> check_shards(const ShardSet& shards);
 
+// Whether experts, pipeline layers and model-parallel ranks are complete, by
+// names; part of check_shards for layouts that are not read.
+std::vector<Finding> check_grid(const ShardSet& shards);
+
 // Shards of different ranks that hold the same values; part of check_shards.
 // Reads the ends of one vector per shard. Errors: Io.
 std::vector<Finding> check_duplicates(const ShardSet& shards);
@@ -31,6 +35,18 @@ std::vector<Finding> check_duplicates(const ShardSet& shards);
 // check_shards found no error.
 std::vector<Finding> check_sums(const ShardSet& shards,
                                 const ModelStates& states);
+
+// How much a damaged file weighs, by the number of its source: an error where
+// the weights need it, a warning for a surplus shard and the like.
+std::vector<Severity> file_severities(const ShardSet& shards);
+
+// `file` as findings name it: relative to the checkpoint's folder, or as it is
+// where that cannot be said.
+std::string relative_name(const std::string& file, const std::string& folder);
+
+// Folders with what a framework keeps beside the shards: the checkpoint's, and
+// those above the --also tag folders.
+std::vector<std::string> side_folders(const CheckpointPath& where);
 
 struct CheckedCheckpoint {
   // Absent where an error keeps the files from being put together.

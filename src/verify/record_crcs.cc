@@ -5,13 +5,12 @@
 #include <algorithm>
 
 #include "base/crc32.h"
-#include "reader/recognise.h"
 #include "reader/zip_directory.h"
 
 namespace zckpt {
 
-RecordCrcs::RecordCrcs(const ByteSource& source) {
-  if (recognise(source) != FileForm::TorchZip) return;
+RecordCrcs::RecordCrcs(const ByteSource& source) : form_(recognise(source)) {
+  if (form_ != FileForm::TorchZip) return;
   const ZipDirectory directory(source);
   ZipWindow window;
   for (const ZipEntry& entry : directory.entries()) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/file.h"
+#include "reader/recognise.h"
 #include "zckpt/error.h"
 
 namespace zckpt {
@@ -30,6 +31,8 @@ class RecordCrcs {
 
   explicit RecordCrcs(const ByteSource& source);
 
+  FileForm form() const { return form_; }
+
   // The bytes that follow those given before.
   void add(std::span<const std::byte> bytes);
 
@@ -39,6 +42,7 @@ class RecordCrcs {
   const std::vector<Record>& records() const { return records_; }
 
  private:
+  FileForm form_;
   std::vector<Record> records_;
   std::vector<Error> faults_;
   size_t next_ = 0;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cctype>
 #include <cstring>
 #include <filesystem>
 #include <memory>
@@ -13,6 +14,7 @@
 #include "base/parallel.h"
 #include "base/text.h"
 #include "reader/checkpoint_data.h"
+#include "reader/layout.h"
 #include "verify/record_crcs.h"
 #include "verify/values.h"
 
@@ -31,13 +33,23 @@ constexpr uint64_t kCarryBytes = ValueChecks::kPiece * 8;
 // the extents of all tensors, so this many files share one walk.
 constexpr size_t kFilesAtATime = 32;
 
-// A run of elements of one tensor in one file.
+// Walking over a view that repeats itself ends here.
+constexpr uint64_t kMostRuns = uint64_t{1} << 22;
+
+enum class Content : uint8_t {
+  Elements,  // of a tensor
+  Behind,    // a strided view: the storage from its first to its last element
+  Padding,   // of a partition, which has to be zero
+};
+
+// A run of elements in one file.
 struct Segment {
   uint64_t offset = 0;
   uint64_t numel = 0;
   uint64_t first = 0;  // element of the tensor
   ValueChecks::Id tensor;
   DType dtype = DType::F32;
+  Content content = Content::Elements;
 };
 
 struct ScanFile {
@@ -46,12 +58,17 @@ struct ScanFile {
   std::optional<uint32_t> rank;
   bool sidecar = false;
   std::optional<uint32_t> source;  // of the checkpoint or the sidecar
+  std::optional<uint64_t> size;    // when the index was made
+  // What damage to it means for merging; a resume sees to it by itself.
+  Severity severity = Severity::Error;
+  const ShardFile* shard = nullptr;
 };
 
 // What one file told; apart for each file, so that findings come in the order
 // of the files however many threads read.
 struct FileReport {
   std::vector<Finding> findings;
+  std::optional<uint64_t> padding;  // offset of the first that is not zero
   uint64_t bytes = 0;
   uint64_t checked = 0;
   uint64_t unchecked = 0;
@@ -100,38 +117,51 @@ class Scanner {
   }
 
  private:
-  void add_file(const fs::path& path) {
+  // A file beside the tensors: what only a resume reads is no error for
+  // merging.
+  void add_file(const fs::path& path, Severity severity) {
     std::error_code ignored;
     if (!fs::is_regular_file(path, ignored)) return;
-    files_.push_back({.name = path.lexically_relative(where_.folder).string(),
-                      .path = path.string()});
+    files_.push_back({.name = relative_name(path.string(), where_.folder),
+                      .path = path.string(),
+                      .severity = severity});
   }
 
   void list_files() {
     if (checked_.shards != nullptr) {
       add_sources(*checked_.shards->sources, false);
+      const auto severities = file_severities(*checked_.shards);
+      for (size_t i = 0; i < severities.size(); ++i) {
+        files_[i].severity = severities[i];
+      }
       for (const ShardFile& file : checked_.shards->files) {
         files_[file.source].rank = file.name.rank;
+        files_[file.source].shard = &file;
       }
-      for (const std::string& name : checked_.shards->other_files) {
-        add_file(fs::path(where_.tag_folder) / name);
+      for (const OtherFile& file : checked_.shards->others) {
+        add_file(file.path, Severity::Error);
       }
     } else if (checked_.checkpoint) {
       add_sources(*checked_.checkpoint->data().sources, false);
     }
     std::vector<fs::path> beside;
-    std::error_code error;
-    for (fs::directory_iterator it(where_.folder, error);
-         !error && it != fs::directory_iterator(); it.increment(error)) {
-      const std::string name = it->path().filename().string();
-      if (name == "scheduler.pt" || name == "scheduler.bin" ||
-          name == "scaler.pt" || name.starts_with("rng_state") ||
-          name.starts_with("random_states")) {
-        beside.push_back(it->path());
+    for (const std::string& folder : side_folders(where_)) {
+      std::error_code error;
+      for (fs::directory_iterator it(folder, error);
+           !error && it != fs::directory_iterator(); it.increment(error)) {
+        const std::string name = it->path().filename().string();
+        if (name == "scheduler.pt" || name == "scheduler.bin" ||
+            name == "scaler.pt" || is_random_state(name)) {
+          beside.push_back(it->path());
+        }
       }
     }
     std::sort(beside.begin(), beside.end());
-    for (const fs::path& path : beside) add_file(path);
+    for (const fs::path& path : beside) add_file(path, Severity::Warning);
+  }
+
+  static bool is_random_state(const std::string& name) {
+    return name.starts_with("rng_state") || name.starts_with("random_states");
   }
 
   void add_sources(const SourceSet& sources, bool sidecar) {
@@ -140,13 +170,23 @@ class Scanner {
                         .path = sources.path(i),
                         .rank = std::nullopt,
                         .sidecar = sidecar,
-                        .source = i});
+                        .source = i,
+                        .size = sources.list()[i].size_bytes});
     }
   }
 
   // Weights that the run gathered beside its shards, if there are any.
   void open_sidecar() {
     if (checked_.shards == nullptr) return;
+    // Of several tags in one folder it belongs to the one saved last.
+    if (const auto latest = read_latest(); latest && *latest != where_.tag) {
+      if (has_weights(where_.folder)) {
+        result_.notes.push_back(
+            "the gathered weights in this folder are those of " +
+            escape(*latest) + " and were not compared");
+      }
+      return;
+    }
     try {
       auto data = open_weights_beside(where_.folder);
       if (data == nullptr) return;
@@ -158,12 +198,27 @@ class Scanner {
            .message = "the gathered weights beside the shards cannot be read, "
                       "so they could not be compared: " +
                       error.message(),
-           .file = fs::path(error.file())
-                       .lexically_relative(where_.folder)
-                       .string()});
+           .file = error.file().find('/') == std::string::npos
+                       ? error.file()
+                       : relative_name(error.file(), where_.folder)});
       return;
     }
     add_sources(*sidecar_->data().sources, true);
+  }
+
+  std::optional<std::string> read_latest() const {
+    constexpr uint64_t kCap = 4096;
+    try {
+      std::string text =
+          read_text_file((fs::path(where_.folder) / "latest").string(), kCap);
+      while (!text.empty() &&
+             std::isspace(static_cast<unsigned char>(text.back())) != 0) {
+        text.pop_back();
+      }
+      return text;
+    } catch (const Error&) {
+      return std::nullopt;
+    }
   }
 
   void run_files(size_t begin, size_t end) {
@@ -192,15 +247,97 @@ class Scanner {
       }
       if (!any) continue;
       for (uint32_t t = 0; t < home.tensors().size(); ++t) {
-        if (!is_plain(home, home.tensors()[t])) continue;
-        collect_tensor(home, {sidecar, t}, slots, segments);
+        const ValueChecks::Id id{sidecar, t};
+        switch (values_->form_of(id)) {
+          case ValueChecks::Form::Plain:
+            collect_tensor(home, id, slots, segments);
+            break;
+          case ValueChecks::Form::Strided:
+            collect_view(home, id, slots, segments);
+            break;
+          case ValueChecks::Form::Unknown: break;
+        }
       }
     }
-    for (auto& list : segments) {
-      std::sort(list.begin(), list.end(), [](const auto& a, const auto& b) {
-        return a.offset < b.offset;
-      });
+    for (size_t i = 0; i < segments.size(); ++i) {
+      sort(segments[i]);
+      add_padding(files_[begin + i], segments[i]);
     }
+  }
+
+  static void sort(std::vector<Segment>& list) {
+    std::sort(list.begin(), list.end(),
+              [](const auto& a, const auto& b) { return a.offset < b.offset; });
+  }
+
+  // What a partition of stages 1 and 2 holds beside its parameters is zero
+  // (format.md 3.2), in the masters and in every state cut like them. Stage 3
+  // promises nothing.
+  static void add_padding(const ScanFile& file, std::vector<Segment>& list) {
+    if (file.shard == nullptr || !file.shard->optim || list.empty()) return;
+    const OptimKind kind = file.shard->optim->kind;
+    if (kind != OptimKind::Zero12 && kind != OptimKind::Bf16) return;
+    const VectorTable& table = *file.shard->vectors;
+    std::vector<Segment> padding;
+    const auto add = [&](const FlatVector& vector) {
+      const uint64_t size = size_of(vector.dtype);
+      uint64_t next = file.shard->base + vector.offset;
+      const uint64_t end = next + vector.numel * size;
+      auto it = std::lower_bound(
+          list.begin(), list.end(), next,
+          [](const Segment& s, uint64_t offset) { return s.offset < offset; });
+      const auto gap = [&](uint64_t until) {
+        if (until <= next) return;
+        padding.push_back({.offset = next,
+                           .numel = (until - next) / size,
+                           .tensor = {},
+                           .dtype = vector.dtype,
+                           .content = Content::Padding});
+      };
+      // A vector that none of our tensors lies in is no partition.
+      if (it == list.end() || it->offset >= end) return;
+      for (; it != list.end() && it->offset < end; ++it) {
+        gap(it->offset);
+        next = std::max(next, it->offset + it->numel * size_of(it->dtype));
+      }
+      gap(end);
+    };
+    for (const FlatVector& vector : table.masters) add(vector);
+    for (const NamedVectors& state : table.states) {
+      for (const FlatVector& vector : state.vectors) add(vector);
+    }
+    list.insert(list.end(), padding.begin(), padding.end());
+    sort(list);
+  }
+
+  static void collect_view(const Checkpoint& home, ValueChecks::Id id,
+                           const std::vector<size_t>& slots,
+                           std::vector<std::vector<Segment>>& segments) {
+    const Tensor& tensor = home.tensors()[id.index];
+    const uint64_t size = size_of(tensor.dtype);
+    size_t slot = 0;
+    uint64_t begin = UINT64_MAX;
+    uint64_t end = 0;
+    uint64_t runs = 0;
+    try {
+      home.extents(tensor, 0, tensor.numel, [&](const Extent& extent) {
+        slot = slots[extent.source];
+        begin = std::min(begin, extent.offset);
+        end = std::max(end, extent.offset + (extent.count - 1) * extent.stride +
+                                extent.numel * size);
+        if (slot == 0 || ++runs > kMostRuns) {
+          throw Error(ErrorCode::Limit, "enough is known");
+        }
+      });
+    } catch (const Error&) {
+      if (runs <= kMostRuns) return;
+    }
+    if (slot == 0) return;
+    segments[slot - 1].push_back({.offset = begin,
+                                  .numel = (end - begin) / size,
+                                  .tensor = id,
+                                  .dtype = tensor.dtype,
+                                  .content = Content::Behind});
   }
 
   static void collect_tensor(const Checkpoint& home, ValueChecks::Id id,
@@ -220,33 +357,20 @@ class Scanner {
     });
   }
 
-  // Views with a stride (a transposed weight) are few, and do not lie in a row:
-  // they are read once more, element by element in their own order.
-  void look_at_strided(const Checkpoint& home, bool sidecar) {
-    std::vector<std::byte> bytes;
-    for (uint32_t t = 0; t < home.tensors().size(); ++t) {
-      const Tensor& tensor = home.tensors()[t];
-      if (is_plain(home, tensor)) continue;
-      const ValueChecks::Id id{sidecar, t};
-      for (uint64_t first = 0; first < tensor.numel;) {
-        const uint64_t length = values_->piece_length(id, first);
-        bytes.resize(static_cast<size_t>(length * size_of(tensor.dtype)));
-        home.read(tensor, first, length, bytes);
-        values_->look(id, first, bytes, buffers_.front().scratch);
-        first += length;
-      }
-    }
-  }
-
   void scan_file(const ScanFile& file, const std::vector<Segment>& segments,
                  FileReport& report, Buffers& buffers) {
     try {
       const FileSource source(file.path);
+      if (file.size && source.size() != *file.size) {
+        throw Error(ErrorCode::Conflict, "the file changed while it was read");
+      }
       std::optional<RecordCrcs> records = open_records(file, source, report);
       read_file(source, segments, records, report, buffers);
       if (records) judge(file, *records, segments, report);
+      if (report.padding) report_padding(file, *report.padding, report);
     } catch (const Error& error) {
       if (error.code() == ErrorCode::Interrupted) throw;
+      if (is_known(file)) return;
       report.findings.push_back(finding(file, "file-unreadable",
                                         "reading it failed: " + error.message(),
                                         error.offset()));
@@ -256,34 +380,47 @@ class Scanner {
   std::optional<RecordCrcs> open_records(const ScanFile& file,
                                          const FileSource& source,
                                          FileReport& report) const {
+    std::optional<RecordCrcs> records;
     try {
-      std::optional<RecordCrcs> records(std::in_place, source);
-      for (const Error& fault : records->faults()) {
-        report.findings.push_back(finding(file, "container-damaged",
-                                          fault.message(), fault.offset()));
-      }
-      return records;
+      records.emplace(source);
     } catch (const Error& error) {
       if (error.code() == ErrorCode::Io) throw;
-      if (!is_known(file)) {
-        report.findings.push_back(finding(file, "container-damaged",
-                                          error.message(), error.offset()));
-      }
+      tell(file, "container-damaged", error, report);
       return std::nullopt;
     }
+    for (const Error& fault : records->faults()) {
+      tell(file, "container-damaged", fault, report);
+    }
+    if (records->form() == FileForm::TorchZipTorn ||
+        records->form() == FileForm::Empty) {
+      tell(file, "file-truncated",
+           Error(ErrorCode::Corrupt, "its end is missing"), report);
+      return std::nullopt;
+    }
+    return records;
   }
 
-  // Whether something has been said of this file already.
+  // Unless something has been said of this file already. Of the files beside
+  // the tensors another check says whether they open.
+  void tell(const ScanFile& file, const char* code, const Error& error,
+            FileReport& report) const {
+    if (is_known(file) || !file.source) return;
+    report.findings.push_back(
+        finding(file, code, error.message(), error.offset()));
+  }
+
   bool is_known(const ScanFile& file) const {
-    return std::any_of(
-        checked_.findings.begin(), checked_.findings.end(),
-        [&](const Finding& known) { return known.file == file.name; });
+    return std::any_of(checked_.findings.begin(), checked_.findings.end(),
+                       [&](const Finding& known) {
+                         return known.file == file.name &&
+                                known.severity == Severity::Error;
+                       });
   }
 
   static Finding finding(const ScanFile& file, std::string code,
                          std::string message, std::optional<uint64_t> offset) {
     Finding made{.code = std::move(code),
-                 .severity = Severity::Error,
+                 .severity = file.severity,
                  .message = std::move(message),
                  .file = file.name,
                  .rank = file.rank,
@@ -294,6 +431,15 @@ class Scanner {
       made.severity = Severity::Warning;
     }
     return made;
+  }
+
+  static void report_padding(const ScanFile& file, uint64_t offset,
+                             FileReport& report) {
+    report.findings.push_back(finding(
+        file, "padding-nonzero",
+        "expected zeros behind the parameters of a partition, found values: "
+        "the shard is of another model, or damaged",
+        offset));
   }
 
   // A segment that has been begun.
@@ -338,27 +484,46 @@ class Scanner {
       }
       for (Open& piece : open) {
         while (piece.rest.numel != 0 && piece.end() <= end) {
-          look(piece, front + (piece.rest.offset - begin), buffers.scratch);
+          look(piece, front + (piece.rest.offset - begin), report, buffers);
         }
       }
       std::erase_if(open, [](const Open& o) { return o.rest.numel == 0; });
     }
+    if (next != segments.end() || !open.empty()) {
+      throw Error(ErrorCode::Corrupt, "it ends before its tensors do");
+    }
   }
 
   void begin_piece(Open& open) const {
-    if (open.rest.numel == 0) return;
-    open.length =
-        std::min(open.rest.numel,
-                 values_->piece_length(open.rest.tensor, open.rest.first));
+    const Segment& rest = open.rest;
+    if (rest.numel == 0) return;
+    open.length = std::min(rest.numel,
+                           rest.content == Content::Elements
+                               ? values_->piece_length(rest.tensor, rest.first)
+                               : ValueChecks::kPiece);
   }
 
-  void look(Open& open, const std::byte* bytes,
-            std::vector<std::byte>& scratch) {
+  void look(Open& open, const std::byte* at, FileReport& report,
+            Buffers& buffers) {
     Segment& rest = open.rest;
-    const uint64_t size = open.length * size_of(rest.dtype);
-    values_->look(rest.tensor, rest.first,
-                  std::span(bytes, static_cast<size_t>(size)), scratch);
-    rest.offset += size;
+    const std::span<const std::byte> bytes(
+        at, static_cast<size_t>(open.length * size_of(rest.dtype)));
+    switch (rest.content) {
+      case Content::Elements:
+        values_->look(rest.tensor, rest.first, bytes, buffers.scratch);
+        break;
+      case Content::Behind:
+        values_->look_behind(rest.tensor, rest.first, bytes);
+        break;
+      case Content::Padding:
+        if (!report.padding &&
+            std::any_of(bytes.begin(), bytes.end(),
+                        [](std::byte b) { return b != std::byte{0}; })) {
+          report.padding = rest.offset;
+        }
+        break;
+    }
+    rest.offset += bytes.size();
     rest.first += open.length;
     rest.numel -= open.length;
     begin_piece(open);
@@ -366,15 +531,21 @@ class Scanner {
 
   void judge(const ScanFile& file, const RecordCrcs& records,
              const std::vector<Segment>& segments, FileReport& report) const {
+    size_t wrong = 0;
     for (const RecordCrcs::Record& record : records.records()) {
       if (record.crc == 0) {
         ++report.unchecked;
         continue;
       }
       ++report.checked;
-      if (record.crc != record.found) {
-        report.findings.push_back(damaged(file, record, segments));
-      }
+      if (record.crc == record.found) continue;
+      ++wrong;
+      report.findings.push_back(damaged(file, record, segments));
+    }
+    if (wrong > 1 && wrong == report.checked) {
+      report.findings.back().message +=
+          "; so is every record of this file: its writer may not have computed "
+          "them";
     }
     if (report.checked == 0 || report.unchecked != 0) {
       Finding note = finding(
@@ -399,10 +570,22 @@ class Scanner {
                 "record " + escape(record.name) + " is damaged: expected CRC " +
                     hex(record.crc) + ", found " + hex(record.found),
                 record.begin);
+    if (!file.source) {
+      const std::string name = fs::path(file.path).filename().string();
+      if (is_random_state(name)) {
+        found.code = "rng-damaged";
+        found.severity = where_.framework == Framework::Accelerate
+                             ? Severity::Warning
+                             : Severity::Error;
+      }
+      return found;
+    }
     uint64_t tensors = 0;
     bool needed = !values_;
     for (const Segment& segment : segments) {
-      if (segment.offset < record.begin || segment.offset >= record.end) {
+      if (segment.content == Content::Padding || segment.offset >= record.end ||
+          segment.offset + segment.numel * size_of(segment.dtype) <=
+              record.begin) {
         continue;
       }
       const Checkpoint& home = file.sidecar ? *sidecar_ : *checked_.checkpoint;
@@ -441,18 +624,12 @@ class Scanner {
                 std::back_inserter(result_.findings));
     }
     if (!values_) return;
-    try {
-      look_at_strided(*checked_.checkpoint, false);
-      if (sidecar_) look_at_strided(*sidecar_, true);
-      std::vector<Finding> more = values_->findings();
-      std::move(more.begin(), more.end(), std::back_inserter(result_.findings));
-    } catch (const Error& error) {
-      // Of a file that could not be read before either, as a rule.
-      result_.findings.push_back({.code = "file-unreadable",
-                                  .severity = Severity::Error,
-                                  .message = error.message(),
-                                  .file = error.file(),
-                                  .offset = error.offset()});
+    std::vector<Finding> more = values_->findings();
+    std::move(more.begin(), more.end(), std::back_inserter(result_.findings));
+    if (values_->not_compared() != 0) {
+      result_.notes.push_back(
+          count_of(values_->not_compared(), "tensor") +
+          " could not be compared with a copy: a view that is not contiguous");
     }
     result_.facts.compared_tensors = values_->compared();
     result_.facts.compared_with_sidecar = values_->compared_with_sidecar();

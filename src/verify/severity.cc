@@ -14,9 +14,10 @@ constexpr auto kNote = Severity::Note;
 constexpr std::nullopt_t kAsFound = std::nullopt;
 
 // Columns: code, area, consequence for resume, consequence for merge.
-constexpr std::array<CodeRow, 57> kTable{{
+constexpr std::array<CodeRow, 62> kTable{{
     {"latest-missing", "folder", kAsFound, kWarning},
     {"latest-dangling", "folder", kAsFound, kWarning},
+    {"tag-ambiguous", "folder", kError, kError},
     {"model-shard-missing", "folder", kError, kAsFound},
     {"optim-shard-missing", "folder", kError, kAsFound},
     {"shard-surplus", "folder", kWarning, kWarning},
@@ -27,7 +28,7 @@ constexpr std::array<CodeRow, 57> kTable{{
     {"world-size-conflict", "folder", kError, kAsFound},
     {"foreign-writer", "folder", kError, kAsFound},
     {"unsupported-layout", "folder", kError, kError},
-    {"tmp-checkpoint", "folder", kError, kError},
+    {"tmp-checkpoint", "folder", kError, kWarning},
     {"file-unreadable", "file", kAsFound, kAsFound},
     {"file-empty", "file", kAsFound, kAsFound},
     {"file-truncated", "file", kAsFound, kAsFound},
@@ -39,6 +40,7 @@ constexpr std::array<CodeRow, 57> kTable{{
     {"crc-unchecked", "file", kNote, kNote},
     {"pickle-invalid", "file", kAsFound, kAsFound},
     {"pickle-dangerous", "file", kError, kWarning},
+    {"pickle-opaque", "file", kNote, kNote},
     {"key-missing", "file", kAsFound, kAsFound},
     {"step-mismatch", "across ranks", kError, kError},
     {"version-mismatch", "across ranks", kWarning, kWarning},
@@ -47,7 +49,8 @@ constexpr std::array<CodeRow, 57> kTable{{
     {"group-length-mismatch", "across ranks", kError, kError},
     {"partition-short", "across ranks", kError, kError},
     {"partition-surplus", "across ranks", kError, kError},
-    {"padding-nonzero", "across ranks", kError, kError},
+    {"padding-nonzero", "across ranks", kAsFound, kAsFound},
+    {"slice-map-mismatch", "across ranks", kNote, kNote},
     {"name-unaccounted", "names", kWarning, kError},
     {"parameter-duplicate", "names", kError, kError},
     {"alias-implausible", "names", kWarning, kWarning},
@@ -71,6 +74,8 @@ constexpr std::array<CodeRow, 57> kTable{{
     {"rng-missing", "framework", kWarning, kNote},
     {"rng-damaged", "framework", kAsFound, kNote},
     {"class-needed", "framework", kAsFound, kNote},
+    {"expert-missing", "grid", kError, kError},
+    {"layer-missing", "grid", kAsFound, kAsFound},
     {"weights-only-model", "framework", kError, kNote},
 }};
 

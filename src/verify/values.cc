@@ -9,20 +9,13 @@
 #include "base/cast.h"
 #include "base/text.h"
 #include "verify/checks.h"
+#include "zckpt/error.h"
 
 namespace zckpt {
 namespace {
 
 // Findings of one code that are given one by one.
 constexpr size_t kListed = 16;
-
-bool is_one_run(const Checkpoint& checkpoint, const Tensor& tensor) {
-  int runs = 0;
-  checkpoint.extents(tensor, 0, tensor.numel, [&](const Extent& extent) {
-    runs += extent.count == 1 ? 1 : 2;
-  });
-  return runs == 1;
-}
 
 Finding sidecar_disagreement(const StoredTensor& copy, uint64_t element) {
   Finding finding{
@@ -43,41 +36,62 @@ std::string place_text(const Tensor& tensor) {
 
 }  // namespace
 
-bool is_plain(const Checkpoint& checkpoint, const Tensor& tensor) {
-  bool plain = true;
-  checkpoint.extents(tensor, 0, tensor.numel, [&](const Extent& extent) {
-    plain = plain && extent.count == 1;
-  });
-  return plain;
-}
-
 ValueChecks::ValueChecks(const Checkpoint& checkpoint,
                          const Checkpoint* sidecar)
     : checkpoint_(checkpoint), sidecar_(sidecar) {
+  forms_ = forms_in(checkpoint);
   uses_.resize(checkpoint.tensors().size());
   pair_copies();
   if (sidecar != nullptr) {
+    sidecar_forms_ = forms_in(*sidecar);
     sidecar_uses_.resize(sidecar->tensors().size());
     pair_sidecar();
   }
 }
 
+std::vector<ValueChecks::Form> ValueChecks::forms_in(
+    const Checkpoint& checkpoint) const {
+  std::vector<Form> forms;
+  for (const Tensor& tensor : checkpoint.tensors()) {
+    Form form = Form::Plain;
+    try {
+      checkpoint.extents(tensor, 0, tensor.numel, [&](const Extent& extent) {
+        if (extent.count == 1) return;
+        form = Form::Strided;
+        // There can be no end of runs in a view that repeats itself.
+        throw Error(ErrorCode::Unsupported, "strided");
+      });
+    } catch (const Error&) {
+      if (form == Form::Plain) form = Form::Unknown;
+    }
+    forms.push_back(form);
+  }
+  return forms;
+}
+
 void ValueChecks::add_pair(const Tensor& master, const Tensor& copy,
                            bool sidecar) {
+  const Checkpoint& home = sidecar ? *sidecar_ : checkpoint_;
+  const auto copy_index = static_cast<uint32_t>(&copy - home.tensors().data());
+  const auto master_index =
+      static_cast<uint32_t>(&master - checkpoint_.tensors().data());
+  int runs = 0;
+  if (form_of({sidecar, copy_index}) == Form::Plain) {
+    home.extents(copy, 0, copy.numel, [&](const Extent&) { ++runs; });
+  }
+  // A copy in several runs would have to be cut at its own ends, too.
+  if (runs > 1 || form_of({sidecar, copy_index}) != Form::Plain ||
+      form_of({false, master_index}) != Form::Plain) {
+    ++not_compared_;
+    return;
+  }
   const auto pair = static_cast<uint32_t>(pairs_.size());
   pairs_.emplace_back();
   pairs_.back().master = &master;
   pairs_.back().copy = &copy;
   pairs_.back().sidecar = sidecar;
-  const Checkpoint& home = sidecar ? *sidecar_ : checkpoint_;
-  if (!is_one_run(home, copy) || !is_plain(checkpoint_, master)) {
-    pairs_.back().by_element = true;
-    return;
-  }
-  auto& copies = sidecar ? sidecar_uses_ : uses_;
-  copies[static_cast<size_t>(&copy - home.tensors().data())].as_copy = pair;
-  uses_[static_cast<size_t>(&master - checkpoint_.tensors().data())]
-      .as_master.push_back(pair);
+  (sidecar ? sidecar_uses_ : uses_)[copy_index].as_copy = pair;
+  uses_[master_index].as_master.push_back(pair);
 }
 
 void ValueChecks::pair_copies() {
@@ -166,6 +180,13 @@ void ValueChecks::look(Id id, uint64_t first, std::span<const std::byte> bytes,
   }
 }
 
+void ValueChecks::look_behind(Id id, uint64_t first,
+                              std::span<const std::byte> bytes) {
+  const NonFinite found =
+      count_nonfinite(home_of(id).tensors()[id.index].dtype, bytes);
+  if (found.first && !id.sidecar) count(id, first, found);
+}
+
 void ValueChecks::count(Id id, uint64_t first, const NonFinite& found) {
   const uint64_t element = first + *found.first;
   const std::lock_guard lock(mutex_);
@@ -180,38 +201,55 @@ void ValueChecks::report_census(std::vector<Finding>& findings) const {
   for (const bool nan : {true, false}) {
     size_t listed = 0;
     uint64_t more = 0;
+    Severity most = Severity::Note;
     const std::string code = nan ? "nan" : "inf";
     const std::string what = nan ? "NaN" : "infinite";
     for (const auto& [index, census] : census_) {
       const uint64_t count = nan ? census.nan : census.inf;
       if (count == 0) continue;
-      if (listed++ >= kListed) {
-        ++more;
-        continue;
-      }
       const Tensor& tensor = checkpoint_.tensors()[index];
       // Attention masks are buffers that hold -inf by design.
       const bool expected = !nan && tensor.role == Role::Buffer;
+      const Severity severity = expected ? Severity::Note : Severity::Warning;
+      if (listed++ >= kListed) {
+        ++more;
+        most = std::max(most, severity);
+        continue;
+      }
+      const bool plain = form_of({false, index}) == Form::Plain;
       findings.push_back(
           {.code = code,
-           .severity = expected ? Severity::Note : Severity::Warning,
+           .severity = severity,
            .message = std::to_string(count) + " of " +
-                      count_of(tensor.numel, "element") + " (" +
-                      place_text(tensor) + ") " +
+                      (plain ? count_of(tensor.numel, "element")
+                             : std::string("the elements behind this view")) +
+                      " (" + place_text(tensor) + ") " +
                       (count == 1 ? "is " : "are ") + what +
                       "; the first that is no number is element " +
                       std::to_string(census.first),
            .tensor = tensor.name});
-      set_place(findings.back(), {&checkpoint_, &tensor}, census.first);
+      if (plain) {
+        set_place(findings.back(), {&checkpoint_, &tensor}, census.first);
+      }
     }
     if (more != 0) {
       findings.push_back({.code = code,
-                          .severity = Severity::Warning,
+                          .severity = most,
                           .message = "so have " +
                                      count_of(more, "more tensor") +
                                      ": values that are " + what});
     }
   }
+}
+
+std::optional<Finding> ValueChecks::differs(const Pair& pair) const {
+  if (!pair.by_element && pair.difference == 0) return std::nullopt;
+  const StoredTensor master{&checkpoint_, pair.master};
+  const StoredTensor copy{pair.sidecar ? sidecar_ : &checkpoint_, pair.copy};
+  const auto element = first_disagreement(master, copy, 0, pair.master->numel);
+  if (!element) return std::nullopt;
+  return pair.sidecar ? sidecar_disagreement(copy, *element)
+                      : copy_disagreement(master, *element);
 }
 
 void ValueChecks::report_pairs(bool sidecar,
@@ -222,15 +260,19 @@ void ValueChecks::report_pairs(bool sidecar,
   for (const Pair& pair : pairs_) {
     if (pair.sidecar != sidecar) continue;
     ++compared;
-    if (!pair.by_element && pair.difference == 0) continue;
-    const StoredTensor master{&checkpoint_, pair.master};
-    const StoredTensor copy{sidecar ? sidecar_ : &checkpoint_, pair.copy};
-    const auto element =
-        first_disagreement(master, copy, 0, pair.master->numel);
-    if (!element) continue;
-    if (differing++ != 0) continue;
-    first = sidecar ? sidecar_disagreement(copy, *element)
-                    : copy_disagreement(master, *element);
+    std::optional<Finding> found;
+    try {
+      found = differs(pair);
+    } catch (const Error& error) {
+      // It was read a moment ago.
+      found = {.code = sidecar ? "sidecar-disagree" : "file-unreadable",
+               .severity = sidecar ? Severity::Warning : Severity::Error,
+               .message = "reading it once more failed: " + error.message(),
+               .file = relative_name(error.file(), checkpoint_.facts().folder),
+               .tensor = pair.copy->name,
+               .offset = error.offset()};
+    }
+    if (found && differing++ == 0) first = std::move(found);
   }
   if (!first) return;
   if (differing > 1) {
@@ -240,7 +282,7 @@ void ValueChecks::report_pairs(bool sidecar,
   findings.push_back(std::move(*first));
 }
 
-std::vector<Finding> ValueChecks::findings() {
+std::vector<Finding> ValueChecks::findings() const {
   std::vector<Finding> findings;
   report_census(findings);
   report_pairs(false, findings);

@@ -20,9 +20,6 @@
 
 namespace zckpt {
 
-// Whether a tensor lies in plain runs, without a stride.
-bool is_plain(const Checkpoint& checkpoint, const Tensor& tensor);
-
 // ValueChecks looks at the values of a checkpoint while somebody else reads
 // them, in whatever order and by whom: it counts NaN and infinities, and
 // compares masters with the copies that hold the same weights in another
@@ -30,7 +27,8 @@ bool is_plain(const Checkpoint& checkpoint, const Tensor& tensor);
 // "sidecar"). Nothing is read a second time for it: both sides of a pair are
 // cut alike, each piece gives a 64-bit hash of its place and of its values in
 // the copy's dtype, and the sums of those must agree. Only a pair that differs
-// is read again, to name the element.
+// is read again, to name the element. Of a view with a stride the storage
+// behind it is looked at, and it is not compared.
 // Threads: look() from any; the rest from one.
 // Memory:  O(tensors).
 class ValueChecks {
@@ -44,6 +42,15 @@ class ValueChecks {
     uint32_t index = 0;
   };
 
+  enum class Form : uint8_t {
+    Plain,    // runs without a stride
+    Strided,  // a view that is not contiguous
+    Unknown,  // a state whose shard is too short: another finding says so
+  };
+  Form form_of(Id id) const {
+    return (id.sidecar ? sidecar_forms_ : forms_)[id.index];
+  }
+
   // How many elements from `first` on look() takes as one piece, at most
   // kPiece.
   static constexpr uint64_t kPiece = uint64_t{1} << 15;
@@ -54,20 +61,26 @@ class ValueChecks {
   void look(Id id, uint64_t first, std::span<const std::byte> bytes,
             std::vector<std::byte>& scratch);
 
+  // The same for elements [first, first + n) of the storage behind a strided
+  // view.
+  void look_behind(Id id, uint64_t first, std::span<const std::byte> bytes);
+
   // Once all pieces have been looked at: nan, inf, weights-disagree,
-  // sidecar-disagree. Reads what differs. Errors: Io.
-  std::vector<Finding> findings();
+  // sidecar-disagree, and file-unreadable where reading what differs fails.
+  std::vector<Finding> findings() const;
 
   // Tensors whose copies were compared, in the shards and in the sidecar.
   uint64_t compared() const;
   uint64_t compared_with_sidecar() const;
+  // Pairs that a stride keeps from being compared.
+  uint64_t not_compared() const { return not_compared_; }
 
  private:
   struct Pair {
     const Tensor* master = nullptr;
     const Tensor* copy = nullptr;
     bool sidecar = false;
-    // Strided views cannot be cut alike, and of NaN there are many.
+    // There is more than one NaN.
     std::atomic<bool> by_element{false};
     std::atomic<uint64_t> difference{0};  // sum over masters - over copies
   };
@@ -81,6 +94,7 @@ class ValueChecks {
     uint64_t first = 0;  // element that is either
   };
 
+  std::vector<Form> forms_in(const Checkpoint& checkpoint) const;
   void add_pair(const Tensor& master, const Tensor& copy, bool sidecar);
   void pair_copies();
   void pair_sidecar();
@@ -91,10 +105,14 @@ class ValueChecks {
   void count(Id id, uint64_t first, const NonFinite& found);
   void report_census(std::vector<Finding>& findings) const;
   void report_pairs(bool sidecar, std::vector<Finding>& findings) const;
+  std::optional<Finding> differs(const Pair& pair) const;
 
   const Checkpoint& checkpoint_;
   const Checkpoint* sidecar_;
+  std::vector<Form> forms_;
+  std::vector<Form> sidecar_forms_;
   std::deque<Pair> pairs_;
+  uint64_t not_compared_ = 0;
   std::vector<Finding> mismatched_;  // shapes; found while pairing
   std::vector<Uses> uses_;           // of the checkpoint's tensors
   std::vector<Uses> sidecar_uses_;

@@ -7,6 +7,7 @@
 
 #include "base/text.h"
 #include "reader/checkpoint_data.h"
+#include "reader/layout.h"
 #include "verify/checks.h"
 #include "verify/resume_checks.h"
 #include "verify/scan.h"
@@ -98,7 +99,8 @@ class Judge {
   }
 
   std::vector<Finding> resume_findings(const ShardSet& shards) const {
-    std::vector<Finding> findings = check_optimizer(shards);
+    std::vector<Finding> findings;
+    if (!unsupported_layout(shards)) findings = check_optimizer(shards);
     append(findings, check_framework(shards, framework_));
     append(findings, check_classes(shards));
     return findings;
@@ -169,14 +171,16 @@ class Judge {
   }
 
   void decide(std::vector<Finding> merge, std::vector<Finding> resume) {
-    const bool unsupported = has_code(merge, "unsupported-layout") ||
-                             has_code(merge, "foreign-writer");
+    const bool unread = has_code(merge, "unsupported-layout");
+    const bool unsupported = unread || has_code(merge, "foreign-writer");
     result_.can_merge = !any_error(merge, options_.strict);
     result_.can_resume = !unsupported && !any_error(resume, options_.strict);
     if (result_.can_resume) {
       result_.verdict = Verdict::Resumable;
     } else if (!where_.problem.empty()) {
       result_.verdict = Verdict::NotACheckpoint;
+    } else if (unread && any_damage(merge)) {
+      result_.verdict = Verdict::Damaged;
     } else if (unsupported) {
       result_.verdict = Verdict::Unsupported;
     } else if (result_.can_merge) {
@@ -192,40 +196,93 @@ class Judge {
                      });
   }
 
+  // Errors that mean damage in whatever layout they are found.
+  static bool any_damage(const std::vector<Finding>& findings) {
+    return std::any_of(
+        findings.begin(), findings.end(), [](const Finding& finding) {
+          const CodeRow* row = find_code(finding.code);
+          return finding.severity == Severity::Error && row != nullptr &&
+                 (row->area == "file" || row->area == "grid" ||
+                  finding.code.ends_with("-shard-missing"));
+        });
+  }
+
   const CheckpointPath& where_;
   const VerifyOptions& options_;
   Framework framework_;
   Verification result_;
 };
 
-// tmp-checkpoint-N: what a save that was cut short leaves behind. No framework
-// resumes from a folder of that name.
-std::vector<Verification> judge_unfinished(const std::string& path) {
+// A checkpoint that vanished, or that a disk failed under, while it was judged.
+Verification unreadable(const std::string& path, const Error& error) {
+  Verification result{.path = path, .verdict = Verdict::Damaged};
+  result.findings.push_back({.code = "file-unreadable",
+                             .severity = Severity::Error,
+                             .message = error.message(),
+                             .file = error.file()});
+  return result;
+}
+
+// Of a tmp-checkpoint-N, what a save that was cut short leaves behind. No
+// framework resumes from a folder of that name; its weights may be whole.
+Verification judge_unfinished(const fs::path& folder, uint64_t step,
+                              const VerifyOptions& options) {
+  Verification unfinished{.path = folder.string(),
+                          .verdict = Verdict::NotACheckpoint};
+  try {
+    const auto found = find_checkpoints(folder.string(), options.open);
+    unfinished = Judge(found.front(), options).run();
+    unfinished.path = folder.string();
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::Interrupted) throw;
+    if (error.code() != ErrorCode::Invalid) {
+      unfinished = unreadable(folder.string(), error);
+    }
+  }
+  unfinished.step = step;
+  unfinished.can_resume = false;
+  if (unfinished.verdict == Verdict::Resumable) {
+    unfinished.verdict =
+        unfinished.can_merge ? Verdict::WeightsOnly : Verdict::Damaged;
+  }
+  std::vector<Finding> first = {
+      {.code = "tmp-checkpoint",
+       .severity = Severity::Error,
+       .message = "a save that never finished, or what a late rank wrote of "
+                  "checkpoint-" +
+                  std::to_string(step) +
+                  "; nothing resumes from a folder of this name. It can be "
+                  "removed if that checkpoint is whole"}};
+  first = answer(std::move(first), options.question);
+  append(first, std::move(unfinished.findings));
+  std::stable_sort(first.begin(), first.end(),
+                   [](const Finding& a, const Finding& b) {
+                     return a.severity > b.severity;
+                   });
+  unfinished.findings = std::move(first);
+  return unfinished;
+}
+
+std::vector<Verification> judge_unfinished(const std::string& path,
+                                           const VerifyOptions& options) {
   std::vector<Verification> found;
   std::error_code error;
   for (fs::directory_iterator it(path, error);
        !error && it != fs::directory_iterator(); it.increment(error)) {
     const std::string name = it->path().filename().string();
-    const auto step = number_after(name, "tmp-checkpoint-");
-    if (!step) continue;
-    Verification unfinished{.path = it->path().string(),
-                            .verdict = Verdict::NotACheckpoint,
-                            .step = step};
-    unfinished.findings.push_back(
-        {.code = "tmp-checkpoint",
-         .severity = Severity::Error,
-         .message = "a save that never finished, or what a late rank wrote of "
-                    "checkpoint-" +
-                    std::to_string(*step) +
-                    "; nothing resumes from a folder of this name. It can be "
-                    "removed if that checkpoint is whole"});
-    found.push_back(std::move(unfinished));
+    if (const auto step = number_after(name, "tmp-checkpoint-")) {
+      found.push_back(judge_unfinished(it->path(), *step, options));
+    }
   }
   return found;
 }
 
 Verification not_a_checkpoint(const std::string& path, const Error& error) {
   Verification result{.path = path, .verdict = Verdict::NotACheckpoint};
+  if (!error.findings().empty()) {
+    result.findings = error.findings();
+    return result;
+  }
   result.findings.push_back({.code = "model-shard-missing",
                              .severity = Severity::Error,
                              .message = error.message()});
@@ -263,16 +320,26 @@ VerifyResult verify(const std::string& path, const VerifyOptions& options) {
   result.is_run =
       found.size() > 1 || std::any_of(found.begin(), found.end(), inside);
   for (const CheckpointPath& where : found) {
-    result.checkpoints.push_back(Judge(where, options).run());
+    try {
+      result.checkpoints.push_back(Judge(where, options).run());
+    } catch (const Error& error) {
+      // Of a run the other checkpoints count all the same.
+      if (error.code() == ErrorCode::Interrupted || found.size() == 1) throw;
+      result.checkpoints.push_back(unreadable(where.folder, error));
+      result.checkpoints.back().step = where.step;
+    }
     result.checkpoints.back().path = !result.is_run      ? path
                                      : inside(where)     ? where.folder
                                      : where.tag.empty() ? where.folder
                                                          : where.tag_folder;
     if (options.newest_only && result.checkpoints.back().can_resume) break;
   }
-  for (Verification& unfinished : judge_unfinished(path)) {
-    result.is_run = true;
-    result.checkpoints.push_back(std::move(unfinished));
+  // No answer to --newest.
+  if (!options.newest_only) {
+    for (Verification& unfinished : judge_unfinished(path, options)) {
+      result.is_run = true;
+      result.checkpoints.push_back(std::move(unfinished));
+    }
   }
   std::stable_sort(result.checkpoints.begin(), result.checkpoints.end(),
                    [](const Verification& a, const Verification& b) {

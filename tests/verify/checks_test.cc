@@ -284,7 +284,7 @@ TEST_F(Checks, RefusesANumberOfRanksThatSaysTooLittle) {
 TEST_F(Checks, NamesLayoutsThatAreNotRead) {
   const auto named = [&](const std::string& part) {
     checked_ = check_folder(folder_ / "run");
-    ASSERT_EQ(checked_.findings.size(), 1) << describe(checked_.findings);
+    ASSERT_FALSE(checked_.findings.empty());
     EXPECT_EQ(first().code, "unsupported-layout");
     EXPECT_NE(first().message.find(part), std::string::npos) << first().message;
     expect_error(ErrorCode::Unsupported, {}, part,

@@ -298,6 +298,46 @@ std::vector<Case> cases() {
                            Py::ordered_dict({{"gain", Py::size({13})}})}));
            },
        .run = [](ZeroRun& run) { run.version = "0.15.4"; }},
+      {.code = "slice-map-mismatch",
+       .resume = kNote,
+       .merge = kNote,
+       .file = optim_name(0),
+       .rank = 0,
+       .in_memory =
+           [](auto& made) {
+             const auto slice = [](int numel) {
+               return Py::object("deepspeed.utils.tensor_fragment",
+                                 "fragment_address",
+                                 {{"numel", numel}, {"start", 0}});
+             };
+             made.inner(0).set(
+                 "param_slice_mappings",
+                 Py::list({Py::ordered_dict({{"embed.weight", slice(47)}}),
+                           Py::ordered_dict({{"gain", slice(1)}})}));
+           }},
+      {.code = "pickle-opaque",
+       .resume = kNote,
+       .merge = kNote,
+       .in_memory =
+           [](auto& made) {
+             made.model().root.set("extra", Py::global("argparse", "Thing"));
+           }},
+      {.code = "expert-missing",
+       .file = "layer_0_expert_0_mp_rank_00_model_states.pt",
+       .on_disk =
+           [](auto&, auto& tag, auto&) {
+             write_bytes(tag / "layer_0_expert_1_mp_rank_00_model_states.pt",
+                         "x");
+           }},
+      {.code = "layer-missing",
+       .resume = kWarning,
+       .merge = kWarning,
+       .file = "layer_01-model_states.pt",
+       .on_disk =
+           [](auto&, auto& tag, auto&) {
+             write_bytes(tag / "layer_00-model_states.pt", "x");
+             write_bytes(tag / "layer_02-model_states.pt", "x");
+           }},
       {.code = "name-unaccounted",
        .writer = Writer::Stage3,
        .resume = kWarning,
@@ -497,7 +537,7 @@ TEST(EveryCodeOfTheTable, IsReachedHereOrNamed) {
                                            "sidecar-disagree",
                                            "nan",
                                            "inf",
-                                           "pickle-opaque",
+                                           "tag-ambiguous",
                                            "tmp-checkpoint",
                                            "weights-only-model"};
   for (const CodeRow& row : code_table()) {

@@ -115,12 +115,12 @@ TEST_F(VerifyTest, AllDamageIsReportedInOneRun) {
 
 TEST_F(VerifyTest, UnsupportedIsNamedAndNotCalledDamaged) {
   write(Writer::Stage2, [](ZeroCheckpoint& made) {
-    made.model().root.set("mp_world_size", 2);
+    made.model().root.set("ds_autoep_layers", Py::list());
   });
   const Verification found = judge();
   EXPECT_EQ(found.verdict, Verdict::Unsupported);
   EXPECT_FALSE(found.can_resume);
-  EXPECT_THAT(found.findings[0].message, HasSubstr("parallelism"));
+  EXPECT_THAT(found.findings[0].message, HasSubstr("experts"));
 }
 
 TEST_F(VerifyTest, AFolderOfWeightsDoesNotResume) {
@@ -248,11 +248,44 @@ TEST_F(VerifyTest, SavesThatNeverFinishedAreNamedAndNeverChosen) {
   add_checkpoint(900);
   add_checkpoint(1000, "tmp-checkpoint-1000");
   const VerifyResult result = judge_run();
-  EXPECT_THAT(names(result), ElementsAre("tmp-checkpoint-1000 not-a-checkpoint",
+  EXPECT_THAT(names(result), ElementsAre("tmp-checkpoint-1000 weights-only",
                                          "checkpoint-900 resumable"));
-  EXPECT_THAT(places(result.checkpoints[0]),
-              ElementsAre("error tmp-checkpoint"));
+  EXPECT_THAT(places(result.checkpoints[0]), Contains("error tmp-checkpoint"));
   EXPECT_EQ(newest(result), run("checkpoint-900"));
+  VerifyOptions merge;
+  merge.question = Question::Merge;
+  EXPECT_THAT(places(judge_run(merge).checkpoints[0]),
+              Contains("warning tmp-checkpoint"));
+  EXPECT_TRUE(judge_run(merge).checkpoints[0].can_merge);
+}
+
+TEST_F(VerifyTest, FindsTheShardThatALateRankLeftInAnUnfinishedSave) {
+  add_checkpoint(1000);
+  const fs::path late = run("tmp-checkpoint-1000/" + tag_);
+  fs::create_directories(late);
+  fs::rename(optim(1), late / optim(1).filename());
+  const VerifyResult result = judge_run();
+  EXPECT_THAT(names(result), ElementsAre("checkpoint-1000 damaged",
+                                         "tmp-checkpoint-1000 damaged"));
+  EXPECT_THAT(places(result.checkpoints[0]),
+              Contains(HasSubstr("note shard-elsewhere")));
+  VerifyOptions also;
+  also.open.also = {late.string()};
+  EXPECT_TRUE(verify(run("checkpoint-1000"), also).checkpoints[0].can_resume);
+}
+
+TEST_F(VerifyTest, TagsThatNothingChoosesBetween) {
+  for (const char* tag : {"first", "second"}) {
+    write(Writer::Stage2, {}, 2, [&](ZeroRun& run) { run.tag = tag; });
+  }
+  fs::remove(folder() / "latest");
+  const Verification judged = judge();
+  EXPECT_EQ(judged.verdict, Verdict::NotACheckpoint);
+  EXPECT_THAT(places(judged), ElementsAre("error tag-ambiguous"));
+  EXPECT_THAT(judged.findings[0].message, HasSubstr("--tag"));
+  VerifyOptions options;
+  options.open.tag = "first";
+  EXPECT_TRUE(judge(options).can_resume);
 }
 
 TEST_F(VerifyTest, NothingResumes) {
