@@ -6,7 +6,8 @@
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
 
-build_packages=(g++ cmake ninja-build pkg-config libcli11-dev nlohmann-json3-dev libxxhash-dev crc-library)
+build_packages=(g++ cmake ninja-build pkg-config libcli11-dev nlohmann-json3-dev libxxhash-dev
+  libpcre2-dev crc-library)
 test_packages=(libgtest-dev libgmock-dev)
 lint_packages=(clang-format-14 clang-tidy-14)
 clang_packages=(clang-14 libomp-14-dev)

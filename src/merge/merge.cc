@@ -6,6 +6,7 @@
 
 #include "base/text.h"
 #include "merge/execute.h"
+#include "merge/write.h"
 #include "reader/checkpoint_data.h"
 #include "verify/checks.h"
 #include "zckpt/error.h"
@@ -88,6 +89,8 @@ std::string newest_sound(const std::vector<CheckpointPath>& found,
   return "";
 }
 
+}  // namespace
+
 CheckedCheckpoint open_checked(const std::string& path,
                                const MergeOptions& options) {
   std::vector<CheckpointPath> found = find_checkpoints(path, options.open);
@@ -123,21 +126,10 @@ CheckedCheckpoint open_checked(const std::string& path,
   }
 }
 
-std::vector<std::string> input_paths(const Checkpoint& checkpoint) {
-  std::vector<std::string> paths;
-  const SourceSet& sources = *checkpoint.data().sources;
-  for (uint32_t i = 0; i < sources.list().size(); ++i) {
-    paths.push_back(sources.path(i));
-  }
-  return paths;
-}
-
-}  // namespace
-
-MergeResult merge(const std::string& path, const MergeOptions& options) {
-  MergeResult result;
-  CheckedCheckpoint checked = open_checked(path, options);
+MergeResult begin_result(CheckedCheckpoint& checked,
+                         const MergeOptions& options) {
   const Checkpoint& checkpoint = *checked.checkpoint;
+  MergeResult result;
   result.checkpoint = checkpoint.facts();
   result.findings = std::move(checked.findings);
   result.sources.assign(checkpoint.sources().begin(),
@@ -147,17 +139,24 @@ MergeResult merge(const std::string& path, const MergeOptions& options) {
       options.observer->note(note);
     }
   }
+  return result;
+}
 
-  result.plan = plan_merge(checkpoint, options);
-  const OutputOptions output_options{.single_file = options.single_file,
-                                     .force = options.force,
-                                     .sync = options.sync,
-                                     .inputs = input_paths(checkpoint)};
+void write_plan(const Checkpoint& checkpoint, const MergeOptions& options,
+                MergeResult& result) {
+  OutputOptions output_options{.single_file = options.single_file,
+                               .force = options.force,
+                               .sync = options.sync,
+                               .inputs = {}};
+  const SourceSet& sources = *checkpoint.data().sources;
+  for (uint32_t i = 0; i < sources.list().size(); ++i) {
+    output_options.inputs.push_back(sources.path(i));
+  }
   if (options.dry_run) {
     if (!options.output.empty()) {
       check_output(options.output, output_options);
     }
-    return result;
+    return;
   }
   check_output(options.output, output_options);
 
@@ -170,6 +169,13 @@ MergeResult merge(const std::string& path, const MergeOptions& options) {
   Output output(options.output, output_options);
   execute(checkpoint, result.plan, options, output, result);
   output.commit();
+}
+
+MergeResult merge(const std::string& path, const MergeOptions& options) {
+  CheckedCheckpoint checked = open_checked(path, options);
+  MergeResult result = begin_result(checked, options);
+  result.plan = plan_merge(*checked.checkpoint, options);
+  write_plan(*checked.checkpoint, options, result);
   return result;
 }
 

@@ -4,22 +4,13 @@
 #include <map>
 #include <set>
 
-#include "base/arithmetic.h"
-#include "base/cast.h"
 #include "base/text.h"
-#include "writer/hf_index.h"
-#include "writer/safetensors_header.h"
+#include "merge/plan_files.h"
 #include "zckpt/error.h"
 #include "zckpt/merge.h"
 
 namespace zckpt {
 namespace {
-
-// A tensor that will be written: its name in the output and its source.
-struct Selected {
-  std::string name;
-  uint32_t tensor = 0;
-};
 
 bool matches_any(const std::vector<std::string>& globs, std::string_view name) {
   return std::any_of(globs.begin(), globs.end(), [&](const std::string& glob) {
@@ -39,7 +30,7 @@ class Planner {
     if (selected_.empty()) {
       throw Error(ErrorCode::Invalid, "no tensor is left to write");
     }
-    cut_files();
+    plan_files(checkpoint_, selected_, options_, "model", plan_);
     return std::move(plan_);
   }
 
@@ -140,90 +131,10 @@ class Planner {
     }
   }
 
-  DType output_dtype(const Tensor& tensor) const {
-    if (!options_.dtype || !is_floating(tensor.dtype)) return tensor.dtype;
-    if (!can_cast(tensor.dtype, *options_.dtype)) {
-      throw Error(ErrorCode::Unsupported,
-                  "cannot convert " + std::string(short_name(tensor.dtype)) +
-                      " to " + std::string(short_name(*options_.dtype)) +
-                      "; --dtype keep writes it as it is",
-                  {.tensor = tensor.name});
-    }
-    return *options_.dtype;
-  }
-
-  void cut_files() {
-    std::vector<uint64_t> sizes;
-    for (const Selected& selected : selected_) {
-      const Tensor& tensor = checkpoint_.tensors()[selected.tensor];
-      sizes.push_back(checked_mul(tensor.numel, size_of(output_dtype(tensor)),
-                                  "a tensor's size"));
-      plan_.data_bytes =
-          checked_add(plan_.data_bytes, sizes.back(), "the output's size");
-      if (tensor.role != Role::Buffer) plan_.parameter_count += tensor.numel;
-    }
-    plan_.tensor_count = selected_.size();
-    uint32_t count = 0;
-    const std::vector<uint32_t> shards = split_into_shards(
-        sizes, options_.single_file ? UINT64_MAX : options_.max_shard_bytes,
-        &count);
-    HfIndex index{.total_size = plan_.data_bytes,
-                  .total_parameters = plan_.parameter_count,
-                  .aliases = plan_.aliases};
-    for (uint32_t shard = 0; shard < count; ++shard) {
-      const std::string name =
-          shard_file_name("model", ".safetensors", shard, count);
-      plan_.files.push_back(plan_file(name, shard, shards, count == 1));
-      for (const PlannedTensor& tensor : plan_.files.back().tensors) {
-        index.weight_map.emplace_back(tensor.name, name);
-      }
-    }
-    if (count > 1) {
-      PlannedFile file{.name = "model.safetensors.index.json",
-                       .header = hf_index_text(index)};
-      file.size_bytes = file.header.size();
-      plan_.files.push_back(std::move(file));
-    }
-  }
-
-  PlannedFile plan_file(const std::string& name, uint32_t shard,
-                        const std::vector<uint32_t>& shards, bool only) {
-    std::vector<SafetensorsSlot> slots;
-    std::map<std::string, uint32_t> tensor_of;
-    for (size_t i = 0; i < selected_.size(); ++i) {
-      if (shards[i] != shard) continue;
-      const Tensor& tensor = checkpoint_.tensors()[selected_[i].tensor];
-      slots.push_back({.name = selected_[i].name,
-                       .dtype = output_dtype(tensor),
-                       .shape = tensor.shape});
-      tensor_of[selected_[i].name] = selected_[i].tensor;
-    }
-    std::vector<std::pair<std::string, std::string>> metadata{{"format", "pt"}};
-    // huggingface_hub puts dropped names into the file, or into the index
-    // where there is one.
-    if (only) {
-      metadata.insert(metadata.end(), plan_.aliases.begin(),
-                      plan_.aliases.end());
-    }
-    PlannedFile file{.name = name};
-    uint64_t data_bytes = 0;
-    file.header = layout_safetensors(slots, metadata, &data_bytes);
-    file.size_bytes =
-        checked_add(file.header.size(), data_bytes, "a file's size");
-    for (const SafetensorsSlot& slot : slots) {
-      file.tensors.push_back({.name = slot.name,
-                              .tensor = tensor_of[slot.name],
-                              .dtype = slot.dtype,
-                              .offset = slot.offset,
-                              .size_bytes = slot.size_bytes});
-    }
-    return file;
-  }
-
   const Checkpoint& checkpoint_;
   const MergeOptions& options_;
   Plan plan_;
-  std::vector<Selected> selected_;
+  std::vector<NamedTensor> selected_;
   std::set<std::string> names_;
   bool stripped_ = false;
 };

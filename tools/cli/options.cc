@@ -77,9 +77,10 @@ TerminalOptions CommonOptions::terminal() const {
           .tty = tty};
 }
 
-void WriterOptions::add_to(CLI::App& verb) {
+void WriterOptions::add_to(CLI::App& verb, bool sharded) {
   verb.add_option("-o,--output", output,
-                  "Folder to write, or NAME.safetensors for one file")
+                  sharded ? "Folder to write, or NAME.safetensors for one file"
+                          : "Folder to write")
       ->type_name("OUT");
   verb.add_flag("--force", force, "Replace an output that is not empty");
   verb.add_flag("--no-sync", no_sync, "Do not wait until data is on the disk");
@@ -88,8 +89,10 @@ void WriterOptions::add_to(CLI::App& verb) {
       ->type_name("D")
       ->capture_default_str()
       ->check(CLI::IsMember({"keep", "fp32", "bf16", "fp16"}));
-  add_size(verb, "--max-shard-size", max_shard_bytes,
-           "Largest weight file (default: 5GB)");
+  if (sharded) {
+    add_size(verb, "--max-shard-size", max_shard_bytes,
+             "Largest weight file (default: 5GB)");
+  }
   verb.add_option("--check", check,
                   "Compare with other evidence before writing: full, sample "
                   "or none")

@@ -48,7 +48,8 @@ struct WriterOptions {
   std::string dtype = "fp32";
   std::string check = "sample";
 
-  void add_to(CLI::App& verb);
+  // `sharded`: weights can go into several files.
+  void add_to(CLI::App& verb, bool sharded);
   // Settles output, dtype and the like in `options`; throws UsageError.
   void apply(MergeOptions& options) const;
 };

@@ -1,0 +1,163 @@
+// SPDX-FileCopyrightText: The zckpt authors
+// SPDX-License-Identifier: Apache-2.0
+#include "lora/adapter_config.h"
+
+#include <nlohmann/json.hpp>
+
+#include "base/text.h"
+#include "lora/python_regex.h"
+#include "zckpt/error.h"
+
+namespace zckpt {
+namespace {
+
+// Keeps the order of keys, which decides between patterns.
+using Json = nlohmann::ordered_json;
+
+class ConfigReader {
+ public:
+  ConfigReader(const Json& root, const std::string& file)
+      : root_(root), file_(file) {}
+
+  AdapterConfig read() const {
+    const Json* method = find("peft_type");
+    if (method == nullptr || !method->is_string()) {
+      corrupt("peft_type", "a method's name");
+    }
+    if (*method != "LORA") {
+      throw Error(ErrorCode::Unsupported,
+                  "adapters of the method " +
+                      escape(method->get<std::string>()) +
+                      " are not read yet, only LORA",
+                  {.file = file_});
+    }
+    if (const Json* parameters = find("target_parameters");
+        parameters != nullptr && !parameters->empty()) {
+      throw Error(ErrorCode::Unsupported,
+                  "adapters with target_parameters are not read yet",
+                  {.file = file_});
+    }
+    AdapterConfig config;
+    config.rank = count("r", find("r"), config.rank);
+    if (const Json* alpha = find("lora_alpha")) {
+      if (!alpha->is_number()) corrupt("lora_alpha", "a number");
+      config.alpha = alpha->get<double>();
+    }
+    config.use_dora = flag("use_dora");
+    config.lora_bias = flag("lora_bias");
+    if (const Json* bias = find("bias")) {
+      if (!bias->is_string()) corrupt("bias", "a word");
+      config.bias = bias->get<std::string>();
+    }
+    if (const Json* pattern = find("rank_pattern")) {
+      if (!pattern->is_object()) corrupt("rank_pattern", "an object");
+      for (const auto& [key, value] : pattern->items()) {
+        config.rank_pattern.emplace_back(key, count(key, &value, 0));
+      }
+    }
+    if (const Json* saved = find("modules_to_save")) {
+      if (!saved->is_array()) corrupt("modules_to_save", "a list of names");
+      for (const Json& name : *saved) {
+        if (!name.is_string()) corrupt("modules_to_save", "a list of names");
+        config.modules_to_save.push_back(name.get<std::string>());
+      }
+    }
+    return config;
+  }
+
+ private:
+  [[noreturn]] void corrupt(const std::string& key,
+                            const std::string& expected) const {
+    throw Error(ErrorCode::Corrupt,
+                "expected " + expected + " as " + escape(key), {.file = file_});
+  }
+
+  const Json* find(const char* key) const {
+    const auto it = root_.find(key);
+    return it == root_.end() || it->is_null() ? nullptr : &*it;
+  }
+
+  bool flag(const char* key) const {
+    const Json* value = find(key);
+    if (value != nullptr && !value->is_boolean()) corrupt(key, "true or false");
+    return value != nullptr && value->get<bool>();
+  }
+
+  uint64_t count(const std::string& key, const Json* value,
+                 uint64_t fallback) const {
+    if (value == nullptr) return fallback;
+    if (!value->is_number_unsigned() || value->get<uint64_t>() == 0) {
+      corrupt(key, "a rank above 0");
+    }
+    return value->get<uint64_t>();
+  }
+
+  const Json& root_;
+  const std::string& file_;
+};
+
+}  // namespace
+
+uint64_t AdapterConfig::rank_of(std::string_view module) const {
+  for (const auto& [key, value] : rank_pattern) {
+    if (matches_module(key, module)) return value;
+  }
+  return rank;
+}
+
+AdapterConfig parse_adapter_config(const std::string& text,
+                                   const std::string& file) {
+  const Json root = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!root.is_object()) {
+    throw Error(ErrorCode::Corrupt, "expected a JSON object", {.file = file});
+  }
+  return ConfigReader(root, file).read();
+}
+
+std::string make_adapter_config(const std::map<std::string, uint64_t>& ranks,
+                                const std::set<std::string>& saved_modules,
+                                double alpha, bool use_dora, bool lora_bias) {
+  std::map<uint64_t, size_t> uses;
+  for (const auto& [module, rank] : ranks) ++uses[rank];
+  uint64_t common = ranks.begin()->second;
+  for (const auto& [rank, count] : uses) {
+    if (count > uses[common]) common = rank;
+  }
+  Json pattern = Json::object();
+  Json targets = Json::array();
+  for (const auto& [module, rank] : ranks) {
+    targets.push_back(module);
+    if (rank == common) continue;
+    std::string key;  // a regular expression that matches nothing else
+    for (const char c : module) {
+      if (c == '.') key += '\\';
+      key += c;
+    }
+    pattern[key] = rank;
+  }
+  Json alpha_json = alpha;
+  if (alpha == static_cast<double>(static_cast<int64_t>(alpha))) {
+    alpha_json = static_cast<int64_t>(alpha);
+  }
+  Json saved = nullptr;
+  for (const std::string& module : saved_modules) saved.push_back(module);
+  // Sorted, as PEFT writes it; what is left out has PEFT's defaults.
+  Json config = Json::object();
+  config["base_model_name_or_path"] = nullptr;
+  config["bias"] = "none";
+  config["inference_mode"] = true;
+  config["lora_alpha"] = alpha_json;
+  config["lora_bias"] = lora_bias;
+  config["lora_dropout"] = 0.0;
+  config["modules_to_save"] = saved;
+  config["peft_type"] = "LORA";
+  config["r"] = common;
+  config["rank_pattern"] = pattern;
+  config["target_modules"] = targets;
+  config["task_type"] = nullptr;
+  config["use_dora"] = use_dora;
+  config["use_rslora"] = false;
+  return config.dump(2);
+}
+
+}  // namespace zckpt

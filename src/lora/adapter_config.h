@@ -1,0 +1,41 @@
+// SPDX-FileCopyrightText: The zckpt authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace zckpt {
+
+// What adapter_config.json says that decides what an adapter's tensors mean.
+struct AdapterConfig {
+  uint64_t rank = 8;
+  double alpha = 8;
+  bool use_dora = false;
+  bool lora_bias = false;
+  std::string bias = "none";
+  // In the order of the file: the first key that matches counts.
+  std::vector<std::pair<std::string, uint64_t>> rank_pattern;
+  std::vector<std::string> modules_to_save;
+
+  // The rank of the factors of `module`.
+  uint64_t rank_of(std::string_view module) const;
+};
+
+// Reads a config. Errors: Unsupported for a method other than LoRA, by its
+// name; Corrupt for anything else that is no config of LoRA. Both name `file`.
+AdapterConfig parse_adapter_config(const std::string& text,
+                                   const std::string& file);
+
+// What a config that is made has to say: ranks by module.
+// REQUIRES: ranks is not empty.
+std::string make_adapter_config(const std::map<std::string, uint64_t>& ranks,
+                                const std::set<std::string>& saved_modules,
+                                double alpha, bool use_dora, bool lora_bias);
+
+}  // namespace zckpt

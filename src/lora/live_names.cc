@@ -1,0 +1,92 @@
+// SPDX-FileCopyrightText: The zckpt authors
+// SPDX-License-Identifier: Apache-2.0
+#include "lora/live_names.h"
+
+#include <algorithm>
+#include <array>
+#include <span>
+#include <vector>
+
+namespace zckpt {
+namespace {
+
+struct Marker {
+  std::string_view component;
+  AdapterPart part;
+  bool is_embedding;
+};
+
+// Each kind of tensor by the component that names it; the adapter's name
+// follows. A new method's kinds are rows here.
+constexpr std::array<Marker, 7> kMarkers{{
+    {"lora_A", AdapterPart::A, false},
+    {"lora_B", AdapterPart::B, false},
+    {"lora_embedding_A", AdapterPart::A, true},
+    {"lora_embedding_B", AdapterPart::B, true},
+    {"lora_magnitude_vector", AdapterPart::Magnitude, false},
+    {"modules_to_save", AdapterPart::SavedModule, false},
+    {"trainable_tokens_delta", AdapterPart::Tokens, false},
+}};
+
+std::vector<std::string_view> split(std::string_view text) {
+  std::vector<std::string_view> parts;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find('.', begin), text.size());
+    parts.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return parts;
+}
+
+std::string join(std::span<const std::string_view> parts) {
+  std::string text;
+  for (const std::string_view part : parts) {
+    if (!text.empty()) text += '.';
+    text += part;
+  }
+  return text;
+}
+
+}  // namespace
+
+std::optional<LiveName> parse_live_name(std::string_view name) {
+  if (!name.starts_with(kPeftPrefix)) return std::nullopt;
+  const std::vector<std::string_view> parts =
+      split(name.substr(kPeftPrefix.size()));
+  for (size_t i = 0; i + 1 < parts.size(); ++i) {
+    const auto marker =
+        std::find_if(kMarkers.begin(), kMarkers.end(),
+                     [&](const Marker& m) { return m.component == parts[i]; });
+    if (marker == kMarkers.end()) continue;
+    const auto before = std::span(parts).first(i);
+    const auto after = std::span(parts).subspan(i + 2);
+    LiveName live{.part = marker->part,
+                  .adapter = std::string(parts[i + 1]),
+                  .module = join(before),
+                  .file_name = std::string(kPeftPrefix),
+                  .is_embedding = marker->is_embedding};
+    std::vector<std::string_view> kept(before.begin(), before.end());
+    switch (live.part) {
+      case AdapterPart::SavedModule: break;
+      case AdapterPart::Tokens:  // X.token_adapter.trainable_tokens_delta
+        if (live.module.ends_with(".token_adapter")) {
+          live.module.resize(live.module.size() - 14);
+        }
+        [[fallthrough]];
+      default: kept.push_back(parts[i]);
+    }
+    const bool is_bias = after.size() == 1 && after[0] == "bias";
+    if (live.part == AdapterPart::B && is_bias) {
+      live.part = AdapterPart::BiasOfB;
+    }
+    // Embedding factors and magnitudes are saved without ".weight".
+    if (live.part != AdapterPart::Magnitude) {
+      kept.insert(kept.end(), after.begin(), after.end());
+    }
+    live.file_name += join(kept);
+    return live;
+  }
+  return std::nullopt;
+}
+
+}  // namespace zckpt

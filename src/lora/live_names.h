@@ -1,0 +1,39 @@
+// SPDX-FileCopyrightText: The zckpt authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace zckpt {
+
+// What a tensor of a live PEFT model is to its adapter.
+enum class AdapterPart : uint8_t {
+  A,            // lora_A, lora_embedding_A
+  B,            // lora_B, lora_embedding_B
+  BiasOfB,      // lora_B.bias
+  Magnitude,    // DoRA's lora_magnitude_vector
+  SavedModule,  // modules_to_save: a whole module that was trained
+  Tokens,       // trainable_tokens_delta
+};
+
+// A name in a live PEFT model, hence in a checkpoint, taken apart (conventions
+// M7): "base_model.model.X.lora_A.default.weight" is part A of the adapter
+// "default" on the module "X" and is called "base_model.model.X.lora_A.weight"
+// in an adapter file.
+struct LiveName {
+  AdapterPart part = AdapterPart::A;
+  std::string adapter;
+  std::string module;     // without base_model.model.
+  std::string file_name;  // in adapter_model.safetensors
+  bool is_embedding = false;
+};
+
+inline constexpr std::string_view kPeftPrefix = "base_model.model.";
+
+// Nothing for a name that belongs to no adapter.
+std::optional<LiveName> parse_live_name(std::string_view name);
+
+}  // namespace zckpt
