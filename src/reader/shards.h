@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -71,7 +72,11 @@ struct Slice {
   uint64_t start = 0;
   uint64_t numel = 0;
 
-  friend auto operator<=>(const Slice&, const Slice&) = default;
+  friend bool operator==(const Slice&, const Slice&) = default;
+  friend bool operator<(const Slice& a, const Slice& b) {
+    return std::tie(a.name, a.start, a.numel) <
+           std::tie(b.name, b.start, b.numel);
+  }
 };
 
 struct OptimFacts {

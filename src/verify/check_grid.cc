@@ -1,7 +1,6 @@
 // SPDX-FileCopyrightText: The zckpt authors
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <filesystem>
 #include <map>
 #include <set>
 
@@ -16,8 +15,6 @@
 
 namespace zckpt {
 namespace {
-
-namespace fs = std::filesystem;
 
 class GridChecker {
  public:
@@ -92,20 +89,21 @@ class GridChecker {
       }
       for (uint64_t dp = 0; dp < dp_ranks && !full(); ++dp) {
         const auto rank = static_cast<uint32_t>(dp);
-        const std::string stem = "zero_pp_rank_" + std::to_string(dp) + "_";
+        const std::string cell =
+            "zero_pp_rank_" + std::to_string(dp) + "_" + end;
         const std::string what = "of data-parallel rank " + std::to_string(dp) +
                                  ", model-parallel rank " + std::to_string(mp) +
                                  " is missing";
         if (!optim[mp_rank].contains(rank)) {
           report("optim-shard-missing", Severity::Error,
                  "the optimizer shard " + what,
-                 in_tag(prefix + stem + end + "_optim_states.pt"))
+                 in_tag(std::string(prefix).append(cell).append(
+                     "_optim_states.pt")))
               .rank = rank;
         }
         if (cut_model && !model[mp_rank].contains(rank)) {
           report("model-shard-missing", Severity::Error,
-                 "the model file " + what,
-                 in_tag(stem + end + "_model_states.pt"))
+                 "the model file " + what, in_tag(cell + "_model_states.pt"))
               .rank = rank;
         }
       }

@@ -173,15 +173,14 @@ class Judge {
   void decide(std::vector<Finding> merge, std::vector<Finding> resume) {
     const bool unread = has_code(merge, "unsupported-layout");
     const bool unsupported = unread || has_code(merge, "foreign-writer");
+    const bool nothing_wrong = unread ? !any_damage(merge) : unsupported;
     result_.can_merge = !any_error(merge, options_.strict);
     result_.can_resume = !unsupported && !any_error(resume, options_.strict);
     if (result_.can_resume) {
       result_.verdict = Verdict::Resumable;
     } else if (!where_.problem.empty()) {
       result_.verdict = Verdict::NotACheckpoint;
-    } else if (unread && any_damage(merge)) {
-      result_.verdict = Verdict::Damaged;
-    } else if (unsupported) {
+    } else if (nothing_wrong) {
       result_.verdict = Verdict::Unsupported;
     } else if (result_.can_merge) {
       result_.verdict = Verdict::WeightsOnly;
