@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/crc32.h"
 
+#include <cstdio>
+
 #ifdef ZCKPT_HAVE_ISAL
 #include <isa-l/crc.h>
 #else
@@ -48,6 +50,13 @@ uint32_t crc32_update(uint32_t crc, std::span<const std::byte> bytes) {
 
 uint32_t crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t length_b) {
   return multiply(power_of_x(length_b), crc_a) ^ crc_b;
+}
+
+std::string crc32_difference(uint32_t expected, uint32_t found) {
+  char text[64];
+  std::snprintf(text, sizeof(text), "expected CRC %08x, found %08x", expected,
+                found);
+  return text;
 }
 
 }  // namespace zckpt

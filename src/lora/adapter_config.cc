@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lora/adapter_config.h"
 
+#include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "base/text.h"
@@ -55,12 +57,21 @@ class ConfigReader {
         config.rank_pattern.emplace_back(key, count(key, &value, 0));
       }
     }
-    if (const Json* saved = find("modules_to_save")) {
-      if (!saved->is_array()) corrupt("modules_to_save", "a list of names");
-      for (const Json& name : *saved) {
-        if (!name.is_string()) corrupt("modules_to_save", "a list of names");
-        config.modules_to_save.push_back(name.get<std::string>());
+    if (const Json* pattern = find("alpha_pattern")) {
+      if (!pattern->is_object()) corrupt("alpha_pattern", "an object");
+      for (const auto& [key, value] : pattern->items()) {
+        if (!value.is_number()) corrupt("alpha_pattern", "numbers");
+        config.alpha_pattern.emplace_back(key, value.get<double>());
       }
+    }
+    config.modules_to_save = names("modules_to_save", nullptr);
+    config.target_modules = names("target_modules", &config.target_pattern);
+    config.exclude_modules = names("exclude_modules", &config.exclude_pattern);
+    read_layers(config.layers);
+    config.tokens = read_tokens();
+    if (const Json* init = find("init_lora_weights");
+        init != nullptr && init->is_string()) {
+      config.init = init->get<std::string>();
     }
     return config;
   }
@@ -75,6 +86,48 @@ class ConfigReader {
   const Json* find(const char* key) const {
     const auto it = root_.find(key);
     return it == root_.end() || it->is_null() ? nullptr : &*it;
+  }
+
+  // A list of names; or one text, where that is allowed.
+  std::vector<std::string> names(const char* key,
+                                 std::optional<std::string>* single) const {
+    std::vector<std::string> listed;
+    const Json* value = find(key);
+    if (value == nullptr) return listed;
+    if (single != nullptr && value->is_string()) {
+      *single = value->get<std::string>();
+      return listed;
+    }
+    if (!value->is_array()) corrupt(key, "a list of names");
+    for (const Json& name : *value) {
+      if (!name.is_string()) corrupt(key, "a list of names");
+      listed.push_back(name.get<std::string>());
+    }
+    return listed;
+  }
+
+  void read_layers(std::vector<uint64_t>& layers) const {
+    const Json* value = find("layers_to_transform");
+    if (value == nullptr) return;
+    for (const Json& layer :
+         value->is_array() ? *value : Json::array({*value})) {
+      if (!layer.is_number_unsigned())
+        corrupt("layers_to_transform", "numbers");
+      layers.push_back(layer.get<uint64_t>());
+    }
+  }
+
+  std::optional<uint64_t> read_tokens() const {
+    const Json* value = find("trainable_token_indices");
+    if (value == nullptr) return std::nullopt;
+    if (value->is_array()) return value->size();
+    if (!value->is_object()) corrupt("trainable_token_indices", "indices");
+    uint64_t rows = 0;
+    for (const Json& list : *value) {
+      if (!list.is_array()) corrupt("trainable_token_indices", "indices");
+      rows += list.size();
+    }
+    return rows;
   }
 
   bool flag(const char* key) const {
@@ -96,6 +149,24 @@ class ConfigReader {
   const std::string& file_;
 };
 
+// The number that PEFT takes for a layer's: re.match(r".*\.[^.]*\.(\d+)\.").
+std::optional<uint64_t> layer_of(const std::string& module) {
+  for (size_t end = module.rfind('.'); end != std::string::npos && end != 0;
+       end = module.rfind('.', end - 1)) {
+    const size_t begin = module.rfind('.', end - 1);
+    if (begin == std::string::npos ||
+        module.rfind('.', begin - 1) == std::string::npos) {
+      return std::nullopt;
+    }
+    const std::string text = module.substr(begin + 1, end - begin - 1);
+    if (!text.empty() && text.size() < 10 &&
+        text.find_first_not_of("0123456789") == std::string::npos) {
+      return std::stoull(text);
+    }
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 uint64_t AdapterConfig::rank_of(std::string_view module) const {
@@ -103,6 +174,26 @@ uint64_t AdapterConfig::rank_of(std::string_view module) const {
     if (matches_module(key, module)) return value;
   }
   return rank;
+}
+
+bool AdapterConfig::targets(const std::string& module) const {
+  const auto listed = [&](const std::vector<std::string>& names) {
+    return std::any_of(names.begin(), names.end(), [&](const auto& name) {
+      return module == name || module.ends_with("." + name);
+    });
+  };
+  const auto matches = [&](const std::optional<std::string>& pattern) {
+    return pattern && matches_fully(*pattern, module);
+  };
+  if (listed(exclude_modules) || matches(exclude_pattern)) return false;
+  if (target_pattern == "all-linear") return true;
+  // PEFT then takes what is usual for the type of model.
+  if (target_modules.empty() && !target_pattern) return true;
+  if (!listed(target_modules) && !matches(target_pattern)) return false;
+  if (layers.empty()) return true;
+  const auto layer = layer_of(module);
+  return layer &&
+         std::find(layers.begin(), layers.end(), *layer) != layers.end();
 }
 
 AdapterConfig parse_adapter_config(const std::string& text,
@@ -136,7 +227,8 @@ std::string make_adapter_config(const std::map<std::string, uint64_t>& ranks,
     pattern[key] = rank;
   }
   Json alpha_json = alpha;
-  if (alpha == static_cast<double>(static_cast<int64_t>(alpha))) {
+  constexpr double kWhole = 9.0e15;  // integers up to here are exact
+  if (alpha < kWhole && alpha == std::floor(alpha)) {
     alpha_json = static_cast<int64_t>(alpha);
   }
   Json saved = nullptr;

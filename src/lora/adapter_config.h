@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -21,10 +22,25 @@ struct AdapterConfig {
   std::string bias = "none";
   // In the order of the file: the first key that matches counts.
   std::vector<std::pair<std::string, uint64_t>> rank_pattern;
+  std::vector<std::pair<std::string, double>> alpha_pattern;
   std::vector<std::string> modules_to_save;
+  // Which modules PEFT gives factors to: names or their ends, or one regular
+  // expression.
+  std::vector<std::string> target_modules;
+  std::optional<std::string> target_pattern;
+  std::vector<std::string> exclude_modules;
+  std::optional<std::string> exclude_pattern;
+  std::vector<uint64_t> layers;  // layers_to_transform
+  // Rows that trainable_token_indices lists; none: it is not set.
+  std::optional<uint64_t> tokens;
+  // How the factors began; empty for true and false.
+  std::string init;
 
   // The rank of the factors of `module`.
   uint64_t rank_of(std::string_view module) const;
+  // Whether PEFT would give `module` factors when it loads the adapter; what
+  // is in the file for other modules it drops in silence.
+  bool targets(const std::string& module) const;
 };
 
 // Reads a config. Errors: Unsupported for a method other than LoRA, by its

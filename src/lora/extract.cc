@@ -9,6 +9,7 @@
 #include "base/nonfinite.h"
 #include "base/text.h"
 #include "lora/adapter_config.h"
+#include "lora/config_checks.h"
 #include "lora/live_names.h"
 #include "merge/plan_files.h"
 #include "merge/write.h"
@@ -49,15 +50,16 @@ class Extractor {
     collect();
     check_pairs();
     settle_config();
-    check_values();
+    if (!options_.write.dry_run) check_values();  // reads payloads
     Plan& plan = result_.written.plan;
     plan.dtype = options_.write.dtype;
     std::vector<NamedTensor> selected;
-    for (const Part& part : parts_) {
+    const auto select = [&](const std::string& name, const Tensor* tensor) {
       selected.push_back(
-          {part.live.file_name,
-           static_cast<uint32_t>(part.tensor - checkpoint_.tensors().data())});
-    }
+          {name, static_cast<uint32_t>(tensor - checkpoint_.tensors().data())});
+    };
+    for (const Part& part : parts_) select(part.live.file_name, part.tensor);
+    for (const auto& [name, tensor] : extra_) select(name, tensor);
     // PEFT reads an adapter from one file.
     MergeOptions whole = options_.write;
     whole.max_shard_bytes = UINT64_MAX;
@@ -74,6 +76,17 @@ class Extractor {
            checkpoint_.find(tensor.name) == &tensor;
   }
 
+  // Factors under names that PEFT's own files do not have.
+  std::string foreign_factors() const {
+    for (const Tensor& tensor : checkpoint_.tensors()) {
+      if (tensor.name.find(".lora_A.") != std::string::npos) {
+        return ", but there are factors under other names, such as " +
+               escape(tensor.name) + ", which are not read yet";
+      }
+    }
+    return ": this is no checkpoint of a LoRA run";
+  }
+
   void choose_adapter() {
     std::set<std::string> adapters;
     std::set<std::string> trained;
@@ -86,9 +99,10 @@ class Extractor {
     if (adapters.empty()) {
       throw Error(ErrorCode::Invalid,
                   "no tensor here has a name of a live PEFT model "
-                  "(base_model.model.….lora_A.NAME.weight): this is no "
-                  "checkpoint of a LoRA run");
+                  "(base_model.model.….lora_A.NAME.weight)" +
+                      foreign_factors());
     }
+    adapters_ = adapters;
     std::string& name = result_.adapter_name;
     name = options_.adapter_name;
     if (name.empty()) {
@@ -121,6 +135,19 @@ class Extractor {
     for (const auto& [alias, kept] : checkpoint_.facts().aliases) {
       const auto live = parse_live_name(alias);
       if (!live || live->adapter != result_.adapter_name) continue;
+      const auto other = parse_live_name(kept);
+      const Tensor* tensor = checkpoint_.find(kept);
+      const bool alike = other && tensor != nullptr &&
+                         other->adapter == live->adapter &&
+                         other->part == live->part;
+      if (alike && live->part == AdapterPart::Tokens) {
+        continue;  // PEFT saves one and ties the other when it loads
+      }
+      if (alike && live->part == AdapterPart::SavedModule) {
+        add(*live, tensor);  // PEFT saves both
+        tied_.insert(live->module);
+        continue;
+      }
       throw Error(ErrorCode::Unsupported,
                   "this part of the adapter is tied to " + escape(kept) +
                       ", which an adapter file cannot say",
@@ -144,15 +171,14 @@ class Extractor {
 
   // Trained, but under no adapter's name: biases have a place in the file.
   void add_other(const Tensor& tensor) {
-    if (tensor.name.starts_with(kPeftPrefix) &&
-        tensor.name.ends_with(".bias")) {
+    if (!peft_name(tensor.name).empty() && tensor.name.ends_with(".bias")) {
       biases_.push_back(&tensor);
       return;
     }
     throw Error(ErrorCode::Unsupported,
                 "this weight was trained beside the adapter, and an adapter "
-                "file has no place for it; merge --exclude-frozen writes all "
-                "that was trained",
+                "file has no place for it (a value head, an unwrapped module); "
+                "merge --exclude-frozen writes all that was trained",
                 {.tensor = tensor.name});
   }
 
@@ -182,12 +208,36 @@ class Extractor {
                     "lora_A and lora_B of this module do not fit each other",
                     {.tensor = a->tensor->name});
       }
+      if (module.ends_with(".base_layer")) {
+        throw Error(ErrorCode::Unsupported,
+                    "factors within factors, as target_parameters of several "
+                    "parameters leave them, are not read yet",
+                    {.tensor = a->tensor->name});
+      }
       ranks_[module] = left[0];
+      add_embedding(module);
     }
     result_.modules = ranks_.size();
     if (parts_.empty()) {
       throw Error(ErrorCode::Invalid, "the adapter holds nothing");
     }
+  }
+
+  // PEFT saves the embedding beside the factors that were put on it.
+  void add_embedding(const std::string& module) {
+    const std::string name = module.substr(module.rfind('.') + 1);
+    if (name != "embed_tokens" && name != "lm_head") return;
+    const std::string end = module + ".base_layer.weight";
+    for (const Tensor& tensor : checkpoint_.tensors()) {
+      if (is_best(tensor) && peft_name(tensor.name).ends_with("." + end)) {
+        extra_.push_back({std::string(kPeftPrefix) + end, &tensor});
+        return;
+      }
+    }
+    result_.notes.push_back(
+        "PEFT would save the weight of " + escape(module) +
+        " beside its factors; this save left it out: the base model must be "
+        "the one of the run, with as many rows");
   }
 
   bool has(AdapterPart kind) const {
@@ -196,13 +246,24 @@ class Extractor {
     });
   }
 
+  // PEFT keeps the config of "default" in the checkpoint's folder, and those of
+  // other adapters in folders of their names.
+  fs::path find_config() const {
+    const fs::path folder = checkpoint_.facts().folder;
+    const std::string& name = result_.adapter_name;
+    std::error_code ignored;
+    if (name != "default" && name != ".." && name != ".") {
+      const fs::path own = folder / name / kConfigName;
+      if (fs::exists(own, ignored)) return own;
+      if (adapters_.contains("default")) return {};
+    }
+    const fs::path root = folder / kConfigName;
+    return fs::exists(root, ignored) ? root : fs::path();
+  }
+
   void settle_config() {
     fs::path file = options_.adapter_config;
-    if (file.empty()) {
-      const fs::path own = fs::path(checkpoint_.facts().folder) / kConfigName;
-      std::error_code ignored;
-      if (fs::is_regular_file(own, ignored)) file = own;
-    }
+    if (file.empty()) file = find_config();
     if (file.empty()) {
       make_config();
       return;
@@ -222,9 +283,11 @@ class Extractor {
   void make_config() {
     if (!options_.lora_alpha) {
       throw Error(ErrorCode::Invalid,
-                  "there is no adapter_config.json here, and a checkpoint does "
-                  "not tell lora_alpha: give --adapter-config FILE, or "
-                  "--lora-alpha X");
+                  "there is no adapter_config.json of the adapter " +
+                      escape(result_.adapter_name) + " in " +
+                      escape(checkpoint_.facts().folder) +
+                      ", and a checkpoint does not tell lora_alpha: give "
+                      "--adapter-config FILE, or --lora-alpha X");
     }
     if (!biases_.empty()) {
       throw Error(ErrorCode::Invalid,
@@ -252,45 +315,34 @@ class Extractor {
                                        has(AdapterPart::BiasOfB));
     result_.notes.push_back(
         "adapter_config.json was made with the alpha given and PEFT's "
-        "defaults: plain scaling (no use_rslora), no base model's name");
+        "defaults: plain scaling (no use_rslora), no target_parameters, no "
+        "base model's name. A run that began with PiSSA, OLoRA, CorDA, "
+        "LoRA-GA or LoftQ changed its base: it needs its own config");
   }
 
   void check_config(const AdapterConfig& config, const std::string& file) {
-    for (const auto& [module, rank] : ranks_) {
-      const uint64_t said = config.rank_of(module);
-      if (said == rank) continue;
-      throw Error(ErrorCode::Corrupt,
-                  "the config gives the module " + escape(module) + " rank " +
-                      std::to_string(said) + ", its factors have " +
-                      std::to_string(rank) +
-                      ": it is the config of another adapter",
-                  {.file = file});
-    }
-    const auto agree = [&](bool config_says, bool tensors_say,
-                           const std::string& what) {
-      if (config_says == tensors_say) return;
-      throw Error(ErrorCode::Corrupt,
-                  std::string("the config says ") + (config_says ? "" : "no ") +
-                      what + ", the tensors say otherwise",
-                  {.file = file});
-    };
-    agree(config.use_dora, has(AdapterPart::Magnitude), "use_dora");
-    agree(config.lora_bias, has(AdapterPart::BiasOfB), "lora_bias");
+    AdapterTensors tensors{.ranks = ranks_,
+                           .token_rows = token_rows(),
+                           .magnitudes = has(AdapterPart::Magnitude),
+                           .biases_of_b = has(AdapterPart::BiasOfB)};
     for (const Part& part : parts_) {
-      if (part.live.part != AdapterPart::SavedModule) continue;
-      const std::string& module = part.live.module;
-      const bool listed = std::any_of(
-          config.modules_to_save.begin(), config.modules_to_save.end(),
-          [&](const std::string& name) { return module.ends_with(name); });
-      if (!listed) {
-        throw Error(ErrorCode::Corrupt,
-                    "the module " + escape(module) +
-                        " was trained whole, and modules_to_save does not "
-                        "list it",
-                    {.file = file});
+      if (part.live.part == AdapterPart::SavedModule &&
+          !tied_.contains(part.live.module)) {
+        tensors.saved_modules.insert(part.live.module);
       }
     }
+    check_adapter_config(config, file, tensors, result_.notes);
     add_biases(config, file);
+  }
+
+  // Rows of all trained tokens.
+  uint64_t token_rows() const {
+    uint64_t rows = 0;
+    for (const Part& part : parts_) {
+      if (part.live.part != AdapterPart::Tokens) continue;
+      rows += part.tensor->shape.empty() ? 0 : part.tensor->shape[0];
+    }
+    return rows;
   }
 
   // PEFT saves them under their own names.
@@ -301,20 +353,24 @@ class Extractor {
                   {.file = file, .tensor = biases_.front()->name});
     }
     for (const Tensor* bias : biases_) {
-      parts_.push_back({{.file_name = bias->name}, bias});
+      extra_.push_back({std::string(peft_name(bias->name)), bias});
     }
   }
 
   void check_values() {
     bool any_effect = false;
     for (const Part& part : parts_) {
+      // The factor that begins as zero: A of embeddings, B of all others.
+      const bool begins_random =
+          part.live.part ==
+          (part.live.is_embedding ? AdapterPart::B : AdapterPart::A);
       const bool found = has_value(*part.tensor);
-      any_effect = any_effect || (found && part.live.part != AdapterPart::A);
+      any_effect = any_effect || (found && !begins_random);
     }
     if (!any_effect) {
       result_.notes.push_back(
-          "every lora_B is zero: the adapter has no effect (nothing was "
-          "trained yet)");
+          "every factor that begins as zero still is: the adapter has no "
+          "effect (nothing was trained yet)");
     }
   }
 
@@ -324,6 +380,10 @@ class Extractor {
     bool found = false;
     NonFinite all;
     for (uint64_t first = 0; first < tensor.numel;) {
+      const StopToken* stop = options_.write.open.stop;
+      if (stop != nullptr && stop->stop_requested()) {
+        throw Error(ErrorCode::Interrupted, "interrupted");
+      }
       const uint64_t count = std::min(kChunk, tensor.numel - first);
       bytes.resize(static_cast<size_t>(count * size_of(tensor.dtype)));
       checkpoint_.read(tensor, first, count, bytes);
@@ -352,6 +412,10 @@ class Extractor {
   ExtractResult& result_;
   std::vector<Part> parts_;
   std::vector<const Tensor*> biases_;  // trained, of the base model
+  // What PEFT saves of the base model beside the adapter, by file name.
+  std::vector<std::pair<std::string, const Tensor*>> extra_;
+  std::set<std::string> adapters_;  // all that are here
+  std::set<std::string> tied_;      // modules that repeat another's data
   std::set<std::string> names_;
   std::map<std::string, uint64_t> ranks_;  // by module
   std::string config_text_;

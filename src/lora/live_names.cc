@@ -28,6 +28,11 @@ constexpr std::array<Marker, 7> kMarkers{{
     {"trainable_tokens_delta", AdapterPart::Tokens, false},
 }};
 
+// What engines and compilers put before a model's own names.
+constexpr std::array<std::string_view, 5> kWrappers{
+    "module.", "_forward_module.", "_orig_mod.", "_checkpoint_wrapped_module.",
+    "model."};
+
 std::vector<std::string_view> split(std::string_view text) {
   std::vector<std::string_view> parts;
   for (size_t begin = 0; begin <= text.size();) {
@@ -49,8 +54,22 @@ std::string join(std::span<const std::string_view> parts) {
 
 }  // namespace
 
+std::string_view peft_name(std::string_view name) {
+  for (bool found = true; found;) {
+    if (name.starts_with(kPeftPrefix)) return name;
+    found = false;
+    for (const std::string_view wrapper : kWrappers) {
+      if (!name.starts_with(wrapper)) continue;
+      name.remove_prefix(wrapper.size());
+      found = true;
+    }
+  }
+  return {};
+}
+
 std::optional<LiveName> parse_live_name(std::string_view name) {
-  if (!name.starts_with(kPeftPrefix)) return std::nullopt;
+  name = peft_name(name);
+  if (name.empty()) return std::nullopt;
   const std::vector<std::string_view> parts =
       split(name.substr(kPeftPrefix.size()));
   for (size_t i = 0; i + 1 < parts.size(); ++i) {

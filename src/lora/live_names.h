@@ -19,10 +19,11 @@ enum class AdapterPart : uint8_t {
   Tokens,       // trainable_tokens_delta
 };
 
-// A name in a live PEFT model, hence in a checkpoint, taken apart (conventions
-// M7): "base_model.model.X.lora_A.default.weight" is part A of the adapter
-// "default" on the module "X" and is called "base_model.model.X.lora_A.weight"
-// in an adapter file.
+// A name in a live PEFT model, with or without a wrapper's prefix, hence in a
+// checkpoint, taken apart (conventions M7):
+// "base_model.model.X.lora_A.default.weight" is part A of the adapter "default"
+// on the module "X" and is called "base_model.model.X.lora_A.weight" in an
+// adapter file.
 struct LiveName {
   AdapterPart part = AdapterPart::A;
   std::string adapter;
@@ -32,6 +33,10 @@ struct LiveName {
 };
 
 inline constexpr std::string_view kPeftPrefix = "base_model.model.";
+
+// `name` from "base_model.model." on, where only wrappers' prefixes (module.,
+// _orig_mod., ...) stand before it; else empty.
+std::string_view peft_name(std::string_view name);
 
 // Nothing for a name that belongs to no adapter.
 std::optional<LiveName> parse_live_name(std::string_view name);

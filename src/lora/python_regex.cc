@@ -28,11 +28,8 @@ struct FreeContext {
   }
 };
 
-}  // namespace
-
-bool matches_module(const std::string& key, std::string_view module) {
-  // Python's $ matches before a final newline, which no name has.
-  const std::string pattern = "(.*\\.)?(" + key + ")$";
+bool match(const std::string& pattern, const std::string& shown,
+           std::string_view module) {
   int error = 0;
   PCRE2_SIZE offset = 0;
   const std::unique_ptr<pcre2_code, FreeCode> code(pcre2_compile(
@@ -40,7 +37,7 @@ bool matches_module(const std::string& key, std::string_view module) {
       PCRE2_ANCHORED | PCRE2_NEVER_BACKSLASH_C, &error, &offset, nullptr));
   if (code == nullptr) {
     throw Error(ErrorCode::Unsupported,
-                "the pattern " + escape(key) +
+                "the pattern " + escape(shown) +
                     " of the adapter's config cannot be understood");
   }
   const std::unique_ptr<pcre2_match_data, FreeData> data(
@@ -52,12 +49,23 @@ bool matches_module(const std::string& key, std::string_view module) {
       pcre2_match(code.get(), reinterpret_cast<PCRE2_SPTR>(module.data()),
                   module.size(), 0, 0, data.get(), context.get());
   if (found < 0 && found != PCRE2_ERROR_NOMATCH) {
-    throw Error(ErrorCode::Limit, "the pattern " + escape(key) +
+    throw Error(ErrorCode::Limit, "the pattern " + escape(shown) +
                                       " of the adapter's config takes too "
                                       "long to match " +
                                       escape(module));
   }
   return found > 0;
+}
+
+}  // namespace
+
+bool matches_module(const std::string& key, std::string_view module) {
+  // Python's $ matches before a final newline, which no name has.
+  return match("(.*\\.)?(" + key + ")$", key, module);
+}
+
+bool matches_fully(const std::string& pattern, std::string_view module) {
+  return match("(?:" + pattern + ")\\z", pattern, module);
 }
 
 }  // namespace zckpt

@@ -13,4 +13,8 @@ namespace zckpt {
 // Limit for one that takes too long.
 bool matches_module(const std::string& key, std::string_view module);
 
+// re.fullmatch(pattern, module), as PEFT asks of target_modules that is one
+// text. Errors: as matches_module.
+bool matches_fully(const std::string& pattern, std::string_view module);
+
 }  // namespace zckpt

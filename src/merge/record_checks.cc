@@ -14,16 +14,23 @@ namespace {
 // Reading what is missing of a record is worth it up to this share of it.
 constexpr uint64_t kMissingShare = 16;
 constexpr uint64_t kMissingBytes = uint64_t{1} << 20;
+// Directories of more records are read again when a source is turned to again.
+constexpr size_t kKeptRecords = 64;
 
 }  // namespace
 
 void RecordChecks::enter(uint32_t source) {
   if (source == source_) return;
   source_ = source;
-  records_ = read_storage_records(*sources_.open(source));
-  std::erase_if(records_, [](const auto& r) { return r.size_bytes == 0; });
-  std::sort(records_.begin(), records_.end(),
-            [](const auto& a, const auto& b) { return a.offset < b.offset; });
+  if (const auto kept = kept_.find(source); kept != kept_.end()) {
+    records_ = kept->second;
+  } else {
+    records_ = read_storage_records(*sources_.open(source));
+    std::erase_if(records_, [](const auto& r) { return r.size_bytes == 0; });
+    std::sort(records_.begin(), records_.end(),
+              [](const auto& a, const auto& b) { return a.offset < b.offset; });
+    if (records_.size() <= kKeptRecords) kept_[source] = records_;
+  }
   wanted_.assign(records_.size(), false);
 }
 
@@ -125,12 +132,10 @@ void RecordChecks::compare(uint32_t source, const Begun& begun) const {
   const StorageRecord& record = begun.record;
   const uint32_t found = begun.runs.begin()->second.crc;
   if (!record.has_crc || found == record.crc) return;
-  char text[64];
-  std::snprintf(text, sizeof(text), "expected CRC %08x, found %08x", record.crc,
-                found);
   const std::string& file = sources_.list()[source].name;
   Error error(ErrorCode::Corrupt,
-              "storage " + escape(record.key) + " is damaged: " + text,
+              "storage " + escape(record.key) +
+                  " is damaged: " + crc32_difference(record.crc, found),
               {.file = file, .offset = record.offset});
   error.with_findings({{.code = "crc-mismatch",
                         .severity = Severity::Error,

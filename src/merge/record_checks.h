@@ -28,14 +28,14 @@ struct ByteRange {
 // are combined, and a record that is complete is compared, once.
 // Errors:  Corrupt with file, storage and offset where a CRC differs.
 // Threads: enter(), claim() and missing() from one thread; add() from any.
-// Memory:  the records of the source entered last, those begun, and one bit
-//          for each record of every source entered.
+// Memory:  the records of the source entered last, those begun, one bit for
+//          each record of every source entered, and short directories.
 class RecordChecks {
  public:
   explicit RecordChecks(const SourceSet& sources) : sources_(sources) {}
 
-  // Turns to `source`: its records become known (its directory is read
-  // again, since CRCs are per rank and record and are not kept).
+  // Turns to `source`: its records become known. CRCs are per rank and record,
+  // so only short directories are kept; others are read again.
   void enter(uint32_t source);
 
   // The record at `offset` of the source entered last is read for its own
@@ -78,6 +78,7 @@ class RecordChecks {
   uint32_t source_ = UINT32_MAX;
   std::vector<StorageRecord> records_;  // of source_, by offset
   std::vector<bool> wanted_;            // of records_
+  std::unordered_map<uint32_t, std::vector<StorageRecord>> kept_;
   std::mutex mutex_;  // guards: begun_, complete_, checked_, unchecked_
   std::map<Key, Begun> begun_;
   // Per source, by place in records_: compared already. A record may be read

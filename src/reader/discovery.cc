@@ -112,18 +112,6 @@ Framework guess_framework(const std::string& folder, const std::string& tag,
   return Framework::DeepSpeed;
 }
 
-std::optional<std::string> read_latest(const std::string& folder,
-                                       const Listing& listing) {
-  if (!listing.files.contains("latest")) return std::nullopt;
-  std::string tag = read_text_file(join(folder, "latest"), kLatestCap);
-  const auto is_space = [](char c) {
-    return std::isspace(static_cast<unsigned char>(c)) != 0;
-  };
-  while (!tag.empty() && is_space(tag.back())) tag.pop_back();
-  tag.erase(tag.begin(), std::find_if_not(tag.begin(), tag.end(), is_space));
-  return tag;
-}
-
 // A tag is one folder name: "latest" is somebody else's text and must not lead
 // out of its folder.
 bool is_plain_name(const std::string& tag) {
@@ -270,7 +258,8 @@ class Finder {
       add(folder, options_.tag, listing);
       return;
     }
-    const auto latest = read_latest(folder, listing);
+    const auto latest =
+        listing.files.contains("latest") ? read_latest(folder) : std::nullopt;
     if (!tags.empty()) {
       add_tags(folder, listing, tags, latest);
     } else if (listing.has_weights()) {
@@ -416,6 +405,20 @@ std::string_view to_string(Framework framework) {
     case Framework::Weights: return "weights";
   }
   return "deepspeed";
+}
+
+std::optional<std::string> read_latest(const std::string& folder) {
+  std::error_code ignored;
+  if (!fs::is_regular_file(join(folder, "latest"), ignored)) {
+    return std::nullopt;
+  }
+  std::string tag = read_text_file(join(folder, "latest"), kLatestCap);
+  const auto is_space = [](char c) {
+    return std::isspace(static_cast<unsigned char>(c)) != 0;
+  };
+  while (!tag.empty() && is_space(tag.back())) tag.pop_back();
+  tag.erase(tag.begin(), std::find_if_not(tag.begin(), tag.end(), is_space));
+  return tag;
 }
 
 std::vector<CheckpointPath> find_checkpoints(const std::string& path,

@@ -43,6 +43,10 @@ struct CheckpointPath {
 std::vector<CheckpointPath> find_checkpoints(const std::string& path,
                                              const OpenOptions& options);
 
+// The tag that `latest` in this folder names, or nothing.
+// Errors: Io, Limit where the file cannot be read.
+std::optional<std::string> read_latest(const std::string& folder);
+
 // The tag folder that `--also DIR` means: DIR itself, or DIR/tag.
 std::string resolve_also(const std::string& directory, const std::string& tag);
 

@@ -4,18 +4,19 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cctype>
 #include <cstring>
 #include <filesystem>
 #include <memory>
 #include <optional>
 
+#include "base/crc32.h"
 #include "base/page_buffer.h"
 #include "base/parallel.h"
 #include "base/text.h"
 #include "reader/checkpoint_data.h"
 #include "reader/layout.h"
 #include "verify/record_crcs.h"
+#include "verify/segments.h"
 #include "verify/values.h"
 
 namespace zckpt {
@@ -33,35 +34,14 @@ constexpr uint64_t kCarryBytes = ValueChecks::kPiece * 8;
 // the extents of all tensors, so this many files share one walk.
 constexpr size_t kFilesAtATime = 32;
 
-// Walking over a view that repeats itself ends here.
-constexpr uint64_t kMostRuns = uint64_t{1} << 22;
-
-enum class Content : uint8_t {
-  Elements,  // of a tensor
-  Behind,    // a strided view: the storage from its first to its last element
-  Padding,   // of a partition, which has to be zero
-};
-
-// A run of elements in one file.
-struct Segment {
-  uint64_t offset = 0;
-  uint64_t numel = 0;
-  uint64_t first = 0;  // element of the tensor
-  ValueChecks::Id tensor;
-  DType dtype = DType::F32;
-  Content content = Content::Elements;
-};
-
 struct ScanFile {
   std::string name;  // as findings call it
   std::string path;
   std::optional<uint32_t> rank;
-  bool sidecar = false;
-  std::optional<uint32_t> source;  // of the checkpoint or the sidecar
-  std::optional<uint64_t> size;    // when the index was made
+  SegmentSource source;
+  std::optional<uint64_t> size;  // when the index was made
   // What damage to it means for merging; a resume sees to it by itself.
   Severity severity = Severity::Error;
-  const ShardFile* shard = nullptr;
 };
 
 // What one file told; apart for each file, so that findings come in the order
@@ -136,7 +116,7 @@ class Scanner {
       }
       for (const ShardFile& file : checked_.shards->files) {
         files_[file.source].rank = file.name.rank;
-        files_[file.source].shard = &file;
+        files_[file.source].source.shard = &file;
       }
       for (const OtherFile& file : checked_.shards->others) {
         add_file(file.path, Severity::Error);
@@ -169,8 +149,7 @@ class Scanner {
       files_.push_back({.name = sources.list()[i].name,
                         .path = sources.path(i),
                         .rank = std::nullopt,
-                        .sidecar = sidecar,
-                        .source = i,
+                        .source = {.sidecar = sidecar, .number = i},
                         .size = sources.list()[i].size_bytes});
     }
   }
@@ -178,16 +157,17 @@ class Scanner {
   // Weights that the run gathered beside its shards, if there are any.
   void open_sidecar() {
     if (checked_.shards == nullptr) return;
-    // Of several tags in one folder it belongs to the one saved last.
-    if (const auto latest = read_latest(); latest && *latest != where_.tag) {
-      if (has_weights(where_.folder)) {
-        result_.notes.push_back(
-            "the gathered weights in this folder are those of " +
-            escape(*latest) + " and were not compared");
-      }
-      return;
-    }
+    // Of several tags in one folder they belong to the one saved last.
     try {
+      const auto latest = read_latest(where_.folder);
+      if (latest && *latest != where_.tag) {
+        if (has_weights(where_.folder)) {
+          result_.notes.push_back(
+              "the gathered weights in this folder are those of " +
+              escape(*latest) + " and were not compared");
+        }
+        return;
+      }
       auto data = open_weights_beside(where_.folder);
       if (data == nullptr) return;
       sidecar_.emplace(std::move(data));
@@ -206,155 +186,20 @@ class Scanner {
     add_sources(*sidecar_->data().sources, true);
   }
 
-  std::optional<std::string> read_latest() const {
-    constexpr uint64_t kCap = 4096;
-    try {
-      std::string text =
-          read_text_file((fs::path(where_.folder) / "latest").string(), kCap);
-      while (!text.empty() &&
-             std::isspace(static_cast<unsigned char>(text.back())) != 0) {
-        text.pop_back();
-      }
-      return text;
-    } catch (const Error&) {
-      return std::nullopt;
-    }
-  }
-
   void run_files(size_t begin, size_t end) {
     std::vector<std::vector<Segment>> segments(end - begin);
-    collect(begin, end, segments);
+    if (values_) {
+      std::vector<SegmentSource> sources;
+      for (size_t i = begin; i < end; ++i) sources.push_back(files_[i].source);
+      segments =
+          find_segments(*checked_.checkpoint, sidecar_ ? &*sidecar_ : nullptr,
+                        *values_, sources);
+    }
     parallel_for(
         end - begin, threads_, options_.open.stop, [&](size_t i, int worker) {
           scan_file(files_[begin + i], segments[i], reports_[begin + i],
                     buffers_[static_cast<size_t>(worker)]);
         });
-  }
-
-  void collect(size_t begin, size_t end,
-               std::vector<std::vector<Segment>>& segments) const {
-    if (!values_) return;
-    for (const bool sidecar : {false, true}) {
-      if (sidecar && !sidecar_) break;
-      const Checkpoint& home = sidecar ? *sidecar_ : *checked_.checkpoint;
-      // Slots of the sources that are read now, one more than the index.
-      std::vector<size_t> slots(home.sources().size());
-      bool any = false;
-      for (size_t i = begin; i < end; ++i) {
-        if (!files_[i].source || files_[i].sidecar != sidecar) continue;
-        slots[*files_[i].source] = i - begin + 1;
-        any = true;
-      }
-      if (!any) continue;
-      for (uint32_t t = 0; t < home.tensors().size(); ++t) {
-        const ValueChecks::Id id{sidecar, t};
-        switch (values_->form_of(id)) {
-          case ValueChecks::Form::Plain:
-            collect_tensor(home, id, slots, segments);
-            break;
-          case ValueChecks::Form::Strided:
-            collect_view(home, id, slots, segments);
-            break;
-          case ValueChecks::Form::Unknown: break;
-        }
-      }
-    }
-    for (size_t i = 0; i < segments.size(); ++i) {
-      sort(segments[i]);
-      add_padding(files_[begin + i], segments[i]);
-    }
-  }
-
-  static void sort(std::vector<Segment>& list) {
-    std::sort(list.begin(), list.end(),
-              [](const auto& a, const auto& b) { return a.offset < b.offset; });
-  }
-
-  // What a partition of stages 1 and 2 holds beside its parameters is zero
-  // (format.md 3.2), in the masters and in every state cut like them. Stage 3
-  // promises nothing.
-  static void add_padding(const ScanFile& file, std::vector<Segment>& list) {
-    if (file.shard == nullptr || !file.shard->optim || list.empty()) return;
-    const OptimKind kind = file.shard->optim->kind;
-    if (kind != OptimKind::Zero12 && kind != OptimKind::Bf16) return;
-    const VectorTable& table = *file.shard->vectors;
-    std::vector<Segment> padding;
-    const auto add = [&](const FlatVector& vector) {
-      const uint64_t size = size_of(vector.dtype);
-      uint64_t next = file.shard->base + vector.offset;
-      const uint64_t end = next + vector.numel * size;
-      auto it = std::lower_bound(
-          list.begin(), list.end(), next,
-          [](const Segment& s, uint64_t offset) { return s.offset < offset; });
-      const auto gap = [&](uint64_t until) {
-        if (until <= next) return;
-        padding.push_back({.offset = next,
-                           .numel = (until - next) / size,
-                           .tensor = {},
-                           .dtype = vector.dtype,
-                           .content = Content::Padding});
-      };
-      // A vector that none of our tensors lies in is no partition.
-      if (it == list.end() || it->offset >= end) return;
-      for (; it != list.end() && it->offset < end; ++it) {
-        gap(it->offset);
-        next = std::max(next, it->offset + it->numel * size_of(it->dtype));
-      }
-      gap(end);
-    };
-    for (const FlatVector& vector : table.masters) add(vector);
-    for (const NamedVectors& state : table.states) {
-      for (const FlatVector& vector : state.vectors) add(vector);
-    }
-    list.insert(list.end(), padding.begin(), padding.end());
-    sort(list);
-  }
-
-  static void collect_view(const Checkpoint& home, ValueChecks::Id id,
-                           const std::vector<size_t>& slots,
-                           std::vector<std::vector<Segment>>& segments) {
-    const Tensor& tensor = home.tensors()[id.index];
-    const uint64_t size = size_of(tensor.dtype);
-    size_t slot = 0;
-    uint64_t begin = UINT64_MAX;
-    uint64_t end = 0;
-    uint64_t runs = 0;
-    try {
-      home.extents(tensor, 0, tensor.numel, [&](const Extent& extent) {
-        slot = slots[extent.source];
-        begin = std::min(begin, extent.offset);
-        end = std::max(end, extent.offset + (extent.count - 1) * extent.stride +
-                                extent.numel * size);
-        if (slot == 0 || ++runs > kMostRuns) {
-          throw Error(ErrorCode::Limit, "enough is known");
-        }
-      });
-    } catch (const Error&) {
-      if (runs <= kMostRuns) return;
-    }
-    if (slot == 0) return;
-    segments[slot - 1].push_back({.offset = begin,
-                                  .numel = (end - begin) / size,
-                                  .tensor = id,
-                                  .dtype = tensor.dtype,
-                                  .content = Content::Behind});
-  }
-
-  static void collect_tensor(const Checkpoint& home, ValueChecks::Id id,
-                             const std::vector<size_t>& slots,
-                             std::vector<std::vector<Segment>>& segments) {
-    const Tensor& tensor = home.tensors()[id.index];
-    uint64_t first = 0;
-    home.extents(tensor, 0, tensor.numel, [&](const Extent& extent) {
-      if (const size_t slot = slots[extent.source]; slot != 0) {
-        segments[slot - 1].push_back({.offset = extent.offset,
-                                      .numel = extent.numel,
-                                      .first = first,
-                                      .tensor = id,
-                                      .dtype = tensor.dtype});
-      }
-      first += extent.numel;
-    });
   }
 
   void scan_file(const ScanFile& file, const std::vector<Segment>& segments,
@@ -404,7 +249,7 @@ class Scanner {
   // the tensors another check says whether they open.
   void tell(const ScanFile& file, const char* code, const Error& error,
             FileReport& report) const {
-    if (is_known(file) || !file.source) return;
+    if (is_known(file) || !file.source.number) return;
     report.findings.push_back(
         finding(file, code, error.message(), error.offset()));
   }
@@ -426,7 +271,7 @@ class Scanner {
                  .rank = file.rank,
                  .tensor = "",
                  .offset = offset};
-    if (file.sidecar) {  // nobody resumes from it
+    if (file.source.sidecar) {  // nobody resumes from it
       made.code = "sidecar-disagree";
       made.severity = Severity::Warning;
     }
@@ -565,12 +410,11 @@ class Scanner {
 
   Finding damaged(const ScanFile& file, const RecordCrcs::Record& record,
                   const std::vector<Segment>& segments) const {
-    Finding found =
-        finding(file, "crc-mismatch",
-                "record " + escape(record.name) + " is damaged: expected CRC " +
-                    hex(record.crc) + ", found " + hex(record.found),
-                record.begin);
-    if (!file.source) {
+    Finding found = finding(file, "crc-mismatch",
+                            "record " + escape(record.name) + " is damaged: " +
+                                crc32_difference(record.crc, record.found),
+                            record.begin);
+    if (!file.source.number) {
       const std::string name = fs::path(file.path).filename().string();
       if (is_random_state(name)) {
         found.code = "rng-damaged";
@@ -588,7 +432,8 @@ class Scanner {
               record.begin) {
         continue;
       }
-      const Checkpoint& home = file.sidecar ? *sidecar_ : *checked_.checkpoint;
+      const Checkpoint& home =
+          file.source.sidecar ? *sidecar_ : *checked_.checkpoint;
       const Tensor& tensor = home.tensors()[segment.tensor.index];
       if (tensors++ == 0) found.tensor = tensor.name;
       needed = needed || home.find(tensor.name) == &tensor;
@@ -600,12 +445,6 @@ class Scanner {
     }
     if (!needed) found.severity = Severity::Warning;
     return found;
-  }
-
-  static std::string hex(uint32_t value) {
-    char text[16];
-    std::snprintf(text, sizeof(text), "%08x", value);
-    return text;
   }
 
   void progress(uint64_t bytes) {

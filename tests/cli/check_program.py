@@ -108,6 +108,10 @@ class Program:
         hf = self.fixtures / "hf/full_z3_bf16/checkpoint-2"
         document = self.document("writers.json", 0, "merge", hf, "-o", "hf.safetensors", "--json")
         require(document["aliases"] == {"lm_head.weight": "model.embed_tokens.weight"}, "aliases")
+        lora = self.fixtures / "hf/lora_z3_fp32/checkpoint-2"
+        for options in ([], ["--dry-run"]):
+            document = self.document("writers.json", 0, "extract-lora", lora, "-o", "adapter", "--json", "--force", *options)
+            require(document["lora"]["adapter"] == "default" and document["lora"]["modules"] == 4, "lora")
 
     def check_json_failure(self):
         (self.scratch / "full").mkdir()
@@ -136,6 +140,8 @@ class Program:
                 document = self.document("verify.json", code if question == "resume" else 0, "verify", path, "--json",
                                          "--for", question)
                 require(document["path"] == str(path) and document["can"] == {"resume": not code, "merge": True}, "can")
+            document = self.document("verify.json", code, "verify", path, "--json", "--full", "--no-progress")
+            require(document["level"] == "full" and document["scan"]["checked_records"] > 20, "scan")
         for kind in ("zero", "hf"):  # whatever it is, the document has its form
             for folder in sorted((self.fixtures / kind).iterdir()):
                 for inner in ("ckpt", "checkpoint-2", "state", "last.ckpt", "base"):

@@ -149,8 +149,13 @@ TEST_F(Extract, ChoosesBetweenAdapters) {
   options_.adapter_name = "none";
   EXPECT_THAT(refused().what(), HasSubstr("there is no adapter none"));
   options_.adapter_name = "math";
+  const auto config = [&](const std::string& more) {
+    write_bytes(folder_ / "run/math/adapter_config.json",
+                R"({"peft_type": "LORA", "r": 2)" + more + "}");
+  };
+  config("");
   EXPECT_THAT(refused().what(), HasSubstr("rank 2, its factors have 4"));
-  write_config(R"(, "rank_pattern": {"q": 4})");
+  config(R"(, "rank_pattern": {"q": 4})");
   extract();
   EXPECT_EQ(written().tensors.at(prefix_ + "q.lora_A.weight").shape,
             (std::vector<uint64_t>{4, 3}));
@@ -200,6 +205,134 @@ TEST_F(Extract, HoldsConfigAndTensorsAgainstEachOther) {
   write_config(R"(, "use_dora": true)");
   extract();
   EXPECT_TRUE(written().tensors.contains(prefix_ + "q.lora_magnitude_vector"));
+}
+
+TEST_F(Extract, TakesTheConfigOfTheAdapterItself) {
+  // PEFT keeps that of "default" at the root, others in folders of their name.
+  run_.groups = {{{prefix_ + "q.lora_A.math.weight", {2, 3}},
+                  {prefix_ + "q.lora_B.math.weight", {5, 2}}}};
+  run_.frozen.push_back({prefix_ + "q.lora_A.default.weight", {2, 3}});
+  run_.frozen.push_back({prefix_ + "q.lora_B.default.weight", {5, 2}});
+  write();
+  write_config(R"(, "lora_alpha": 8)");
+  EXPECT_THAT(refused().what(), HasSubstr("adapter math"));
+  const std::string own = R"({"peft_type": "LORA", "r": 2, "lora_alpha": 64})";
+  write_bytes(folder_ / "run/math/adapter_config.json", own);
+  EXPECT_EQ(extract().adapter_name, "math");
+  EXPECT_EQ(read_bytes(folder_ / "out/adapter_config.json"), own);
+}
+
+TEST_F(Extract, TakesTheRootsConfigForTheOnlyAdapter) {
+  run_.groups = {{{prefix_ + "q.lora_A.math.weight", {2, 3}},
+                  {prefix_ + "q.lora_B.math.weight", {5, 2}}}};
+  write();
+  write_config();
+  EXPECT_EQ(extract().adapter_name, "math");
+}
+
+TEST_F(Extract, RefusesAConfigThatWouldDropFactors) {
+  write();
+  for (const char* more :
+       {R"(, "target_modules": ["v"])", R"(, "target_modules": "v|k")",
+        R"(, "target_modules": ["q"], "exclude_modules": ["q"])",
+        R"(, "target_modules": ["q"], "layers_to_transform": [0])",
+        R"(, "trainable_token_indices": [1])"}) {
+    write_config(more);
+    EXPECT_EQ(refused().code(), ErrorCode::Corrupt) << more;
+  }
+  for (const char* more :
+       {R"(, "target_modules": ["q"])", R"(, "target_modules": "q|k")",
+        R"(, "target_modules": "all-linear", "exclude_modules": ["k"])"}) {
+    write_config(more);
+    fs::remove_all(folder_ / "out");
+    EXPECT_THAT(extract().notes, IsEmpty()) << more;
+  }
+}
+
+TEST_F(Extract, NamesSortedPatterns) {
+  write();
+  write_config(R"(, "rank_pattern": {"a.*|q": 4, "q": 2})");
+  EXPECT_THAT(refused().what(), HasSubstr("PEFT sorted rank_pattern"));
+  write_config(R"(, "alpha_pattern": {".*q": 4, "q": 2})");
+  EXPECT_THAT(extract().notes, Contains(HasSubstr("alpha_pattern")));
+}
+
+TEST_F(Extract, NamesRunsThatChangedTheirBase) {
+  write();
+  write_config(R"(, "init_lora_weights": "pissa_niter_16")");
+  EXPECT_THAT(extract().notes, Contains(HasSubstr("randomised")));
+  write_config(R"(, "init_lora_weights": "gaussian")");
+  options_.write.force = true;
+  EXPECT_THAT(extract().notes, IsEmpty());
+}
+
+TEST_F(Extract, KeepsTheEmbeddingBesideItsFactors) {
+  run_.groups = {
+      {{prefix_ + "m.embed_tokens.lora_embedding_A.default", {2, 7}},
+       {prefix_ + "m.embed_tokens.lora_embedding_B.default", {3, 2}}}};
+  run_.frozen = {{prefix_ + "m.embed_tokens.base_layer.weight", {7, 3}}};
+  write();
+  write_config();
+  extract();
+  EXPECT_TRUE(
+      written().tensors.contains(prefix_ + "m.embed_tokens.base_layer.weight"));
+  run_.exclude_frozen = true;
+  write();
+  write_config();
+  options_.write.force = true;
+  EXPECT_THAT(extract().notes,
+              Contains(HasSubstr("PEFT would save the weight")));
+}
+
+TEST_F(Extract, KnowsPrefixesOfWrappers) {
+  for (auto& weight : run_.groups[0]) weight.name = "module." + weight.name;
+  write();
+  write_config();
+  extract();
+  EXPECT_TRUE(written().tensors.contains(prefix_ + "q.lora_A.weight"));
+}
+
+TEST_F(Extract, NamesFactorsUnderOtherNames) {
+  run_.groups = {{{"v_head.model.q.lora_A.default.weight", {2, 3}}}};
+  write();
+  EXPECT_THAT(refused().what(), HasSubstr("v_head.model.q.lora_A"));
+}
+
+TEST_F(Extract, RefusesFactorsWithinFactors) {
+  run_.groups[0].push_back(
+      {prefix_ + "e.base_layer.lora_A.default.weight", {2, 3}});
+  run_.groups[0].push_back(
+      {prefix_ + "e.base_layer.lora_B.default.weight", {5, 2}});
+  write();
+  options_.lora_alpha = 1e30;
+  EXPECT_EQ(refused().code(), ErrorCode::Unsupported);
+}
+
+TEST_F(Extract, TakesTiesThatPeftMakesAgain) {
+  run_.groups[0].push_back(
+      {prefix_ + "e.token_adapter.trainable_tokens_delta.default", {2, 3}});
+  run_.groups[0].push_back(
+      {prefix_ + "e.modules_to_save.default.weight", {4, 3}});
+  run_.aliases = {{prefix_ + "h.token_adapter.trainable_tokens_delta.default",
+                   prefix_ + "e.token_adapter.trainable_tokens_delta.default"},
+                  {prefix_ + "h.modules_to_save.default.weight",
+                   prefix_ + "e.modules_to_save.default.weight"}};
+  write();
+  write_config(
+      R"(, "trainable_token_indices": [1, 5], "modules_to_save": ["e"])");
+  extract();
+  const auto tensors = written().tensors;
+  EXPECT_EQ(tensors.size(), 5);
+  EXPECT_EQ(tensors.at(prefix_ + "h.weight"), tensors.at(prefix_ + "e.weight"));
+}
+
+TEST_F(Extract, StopsWhenAsked) {
+  write();
+  write_config();
+  StopToken stop;
+  stop.request_stop();
+  options_.write.open.stop = &stop;
+  EXPECT_EQ(refused().code(), ErrorCode::Interrupted);
 }
 
 TEST_F(Extract, RefusesWhatIsNoLoraRun) {
@@ -306,7 +439,12 @@ TEST_F(Extract, ShowsAPlanAndWritesNothing) {
   write();
   write_config();
   options_.write.dry_run = true;
+  const std::string nan =
+      encode(DType::F32, {std::numeric_limits<float>::quiet_NaN()});
+  made_->optim(0).archive.record("data/0").bytes.replace(0, 4, nan);
+  made_->write(folder_ / "run");
   const ExtractResult result = extract();
+  EXPECT_THAT(result.written.findings, IsEmpty());  // no payload is read
   ASSERT_EQ(result.written.plan.files.size(), 2);
   EXPECT_EQ(result.written.plan.files[0].name, "adapter_model.safetensors");
   EXPECT_EQ(result.written.plan.files[1].name, "adapter_config.json");

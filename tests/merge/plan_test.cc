@@ -220,6 +220,20 @@ TEST_F(PlanTest, NamesThatCollideOrVanishAreRefused) {
   EXPECT_EQ(error->tensor(), "w");
 }
 
+TEST_F(PlanTest, AliasesThatCollideAreRefused) {
+  test::ZeroRun run;
+  run.groups = {{{"v", {3}}, {"w", {3}}}};
+  run.aliases = {{"a.w", "v"}};
+  const test::TempFolder folder;
+  test::ZeroCheckpoint(run).write(folder.path());
+  options_.strip_prefix = "a.";
+  const std::optional<Error> error = caught(
+      [&] { plan_merge(Checkpoint::open(folder.path().string()), options_); });
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->code(), ErrorCode::Conflict);
+  EXPECT_EQ(error->tensor(), "w");
+}
+
 TEST_F(PlanTest, OrderOfTheModuleOrOfTheShards) {
   EXPECT_THAT(order(), ElementsAre("gain", "tokens_seen", "mask", "table",
                                    "embed.weight", "norm1.weight", "norm1.bias",

@@ -183,6 +183,61 @@ TEST_P(EveryRun, GivesAnyRange) {
   }
 }
 
+// What the layouts themselves refuse where nobody made the checks before.
+class Contradiction : public testing::Test {
+ protected:
+  void refuse(Writer writer, const std::string& part,
+              const std::function<void(ZeroCheckpoint&)>& change) {
+    const TempFolder folder;
+    ZeroCheckpoint made(sample_run(writer, 2));
+    change(made);
+    made.write(folder.path());
+    const auto error =
+        caught([&] { Checkpoint::open(folder.path().string()); });
+    ASSERT_TRUE(error) << part;
+    EXPECT_EQ(error->code(), ErrorCode::Corrupt);
+    EXPECT_NE(std::string(error->what()).find(part), std::string::npos)
+        << error->what();
+  }
+};
+
+TEST_F(Contradiction, BetweenRanksOfOldStage1) {
+  refuse(Writer::OldStage1, "number of sub-partitions",
+         [](ZeroCheckpoint& made) {
+           Py first = Py::list({made.optim(1).archive.tensor(
+               DType::F32, {2}, std::vector<float>{1, 2})});
+           made.inner(1).set("local_sub_partitions_of_fp32_groups",
+                             Py::list({first}));
+         });
+}
+
+TEST_F(Contradiction, BetweenShapesAndOldStage1) {
+  refuse(Writer::OldStage1, "needs at least", [](ZeroCheckpoint& made) {
+    made.model().root.set(
+        "param_shapes",
+        Py::list({Py::ordered_dict({{"a", Py::size({9999})}}),
+                  Py::ordered_dict({{"gain", Py::size({13})}})}));
+  });
+}
+
+TEST_F(Contradiction, BetweenGroupsOfStage3) {
+  refuse(Writer::Stage3, "another number of groups than rank 0",
+         [](ZeroCheckpoint& made) {
+           made.inner(1).set("fp32_flat_groups", Py::list());
+         });
+}
+
+TEST_F(Contradiction, BetweenShapesAndStage3) {
+  // Another number of groups than the shards hold, so that their lengths count.
+  refuse(Writer::Stage3, "elements per rank", [](ZeroCheckpoint& made) {
+    for (const uint32_t rank : {0U, 1U}) {
+      made.model(rank).root.set(
+          "param_shapes",
+          Py::list({Py::ordered_dict({{"a", Py::size({9999})}})}));
+    }
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Checkpoint, EveryRun, testing::ValuesIn(run_cases()),
                          [](const auto& tested) { return tested.param.name; });
 

@@ -98,6 +98,13 @@ TEST_F(WeightsFolder, ReadsShards) {
   EXPECT_EQ(checkpoint.facts().aliases.size(), 1);
 }
 
+TEST_F(WeightsFolder, RefusesAnIndexWhoseFileLacksTheTensor) {
+  file("model-1.safetensors", a_);
+  file("model.safetensors.index.json",
+       index(R"({"other":"model-1.safetensors"})"));
+  refuse("which does not hold it", "index.json");
+}
+
 TEST_F(WeightsFolder, RefusesHostileIndexes) {
   file("model-1.safetensors", a_);
   file("secret.safetensors", a_);

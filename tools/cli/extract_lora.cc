@@ -72,15 +72,16 @@ Verb add_extract_lora(CLI::App& app) {
       "extract-lora", "Write the PEFT adapter of a LoRA run's checkpoint");
   verb->common.add_to(*command);
   verb->writer.dtype = "keep";
-  verb->writer.add_to(*command, /*sharded=*/false);
+  verb->writer.sharded = false;
+  verb->writer.add_to(*command);
   command
       ->add_option("--adapter-name", verb->options.adapter_name,
                    "Which of several adapters, e.g. default")
       ->type_name("NAME");
   command
       ->add_option("--adapter-config", verb->options.adapter_config,
-                   "adapter_config.json of the run, where the checkpoint has "
-                   "none")
+                   "adapter_config.json of the run, instead of the "
+                   "checkpoint's")
       ->type_name("FILE");
   command
       ->add_option("--lora-alpha", verb->alpha,

@@ -47,7 +47,7 @@ Verb add_merge(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
       "merge", "Write full weights: model.safetensors, or shards and an index");
   verb->common.add_to(*command);
-  verb->writer.add_to(*command, /*sharded=*/true);
+  verb->writer.add_to(*command);
   command
       ->add_option("--include", verb->options.include,
                    "Only tensors whose name matches (repeatable)")

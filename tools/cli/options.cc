@@ -77,7 +77,7 @@ TerminalOptions CommonOptions::terminal() const {
           .tty = tty};
 }
 
-void WriterOptions::add_to(CLI::App& verb, bool sharded) {
+void WriterOptions::add_to(CLI::App& verb) {
   verb.add_option("-o,--output", output,
                   sharded ? "Folder to write, or NAME.safetensors for one file"
                           : "Folder to write")
@@ -109,7 +109,8 @@ void WriterOptions::apply(MergeOptions& options) const {
   if (ends_with_any(name, {".pt", ".pth", ".ckpt", ".bin"})) {
     throw UsageError("the output " + escape(output) +
                      " looks like a weight file that is not written here; give "
-                     "a folder, or NAME.safetensors for one file");
+                     "a folder" +
+                     (sharded ? ", or NAME.safetensors for one file" : ""));
   }
   options.output = output;
   options.single_file = name.ends_with(".safetensors");
