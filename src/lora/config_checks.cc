@@ -23,8 +23,7 @@ void check_rank(const AdapterConfig& config, const std::string& file,
   throw Error(
       ErrorCode::Corrupt,
       "the config gives the module " + escape(module) + " rank " +
-          std::to_string(said) + ", its factors have " +
-          std::to_string(rank) +
+          std::to_string(said) + ", its factors have " + std::to_string(rank) +
           (sorted ? ": PEFT sorted rank_pattern when it saved, and the first "
                     "key that matches counts; give --adapter-config with the "
                     "keys in the run's order"
@@ -82,7 +81,8 @@ void check_adapter_config(const AdapterConfig& config, const std::string& file,
     throw Error(ErrorCode::Corrupt,
                 "trainable_token_indices lists " +
                     count_of(config.tokens.value_or(0), "token") +
-                    ", the checkpoint holds " + std::to_string(tensors.token_rows),
+                    ", the checkpoint holds " +
+                    std::to_string(tensors.token_rows),
                 {.file = file});
   }
   note_init(config.init, notes);

@@ -253,7 +253,7 @@ class Extractor {
     const std::string& name = result_.adapter_name;
     std::error_code ignored;
     if (name != "default" && name != ".." && name != ".") {
-      const fs::path own = folder / name / kConfigName;
+      fs::path own = folder / name / kConfigName;
       if (fs::exists(own, ignored)) return own;
       if (adapters_.contains("default")) return {};
     }

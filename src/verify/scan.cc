@@ -44,8 +44,7 @@ struct ScanFile {
   Severity severity = Severity::Error;
 };
 
-// What one file told; apart for each file, so that findings come in the order
-// of the files however many threads read.
+// What one file told: findings come in the order of the files.
 struct FileReport {
   std::vector<Finding> findings;
   std::optional<uint64_t> padding;  // offset of the first that is not zero
@@ -97,8 +96,7 @@ class Scanner {
   }
 
  private:
-  // A file beside the tensors: what only a resume reads is no error for
-  // merging.
+  // A side file: what only a resume reads is no error for merging.
   void add_file(const fs::path& path, Severity severity) {
     std::error_code ignored;
     if (!fs::is_regular_file(path, ignored)) return;
@@ -245,8 +243,7 @@ class Scanner {
     return records;
   }
 
-  // Unless something has been said of this file already. Of the files beside
-  // the tensors another check says whether they open.
+  // Unless it is known. Of side files another check says whether they open.
   void tell(const ScanFile& file, const char* code, const Error& error,
             FileReport& report) const {
     if (is_known(file) || !file.source.number) return;
@@ -308,7 +305,7 @@ class Scanner {
           options_.open.stop->stop_requested()) {
         throw Error(ErrorCode::Interrupted, "interrupted");
       }
-      // What a piece that the window cuts has of it is put before the next.
+      // What a cut piece has of this window is put before the next.
       uint64_t keep = end;
       for (const Open& piece : open) keep = std::min(keep, piece.rest.offset);
       const auto kept = static_cast<size_t>(end - keep);

@@ -58,8 +58,8 @@ void add_padding(const ShardFile& shard, std::vector<Segment>& list) {
 }
 
 void collect_tensor(const Checkpoint& home, ValueChecks::Id id,
-                           const std::vector<size_t>& slots,
-                           std::vector<std::vector<Segment>>& segments) {
+                    const std::vector<size_t>& slots,
+                    std::vector<std::vector<Segment>>& segments) {
   const Tensor& tensor = home.tensors()[id.index];
   uint64_t first = 0;
   home.extents(tensor, 0, tensor.numel, [&](const Extent& extent) {
@@ -75,8 +75,8 @@ void collect_tensor(const Checkpoint& home, ValueChecks::Id id,
 }
 
 void collect_view(const Checkpoint& home, ValueChecks::Id id,
-                         const std::vector<size_t>& slots,
-                         std::vector<std::vector<Segment>>& segments) {
+                  const std::vector<size_t>& slots,
+                  std::vector<std::vector<Segment>>& segments) {
   const Tensor& tensor = home.tensors()[id.index];
   const uint64_t size = size_of(tensor.dtype);
   size_t slot = 0;
