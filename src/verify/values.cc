@@ -2,9 +2,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "verify/values.h"
 
+#ifdef ZCKPT_HAVE_XXH_DISPATCH
+#include <xxh_x86dispatch.h>
+#else
 #include <xxhash.h>
+#endif
 
 #include <algorithm>
+#include <set>
 
 #include "base/cast.h"
 #include "base/text.h"
@@ -103,13 +108,19 @@ void ValueChecks::pair_copies() {
 }
 
 void ValueChecks::pair_sidecar() {
+  std::set<const Tensor*> matched;
+  bool placeholders = false;
   for (const Tensor& copy : sidecar_->tensors()) {
-    if (copy.numel == 0) continue;  // a placeholder, which is another finding
+    if (copy.numel == 0) {  // which is another finding
+      placeholders = true;
+      continue;
+    }
     std::string name = copy.name;
     for (const auto& [alias, kept] : checkpoint_.facts().aliases) {
       if (alias == name) name = kept;
     }
     const Tensor* master = checkpoint_.find(name);
+    matched.insert(master);
     if (master == nullptr || !comparable(master->dtype) ||
         !comparable(copy.dtype)) {
       continue;
@@ -126,6 +137,27 @@ void ValueChecks::pair_sidecar() {
       continue;
     }
     add_pair(*master, copy, true);
+  }
+  matched.erase(nullptr);
+  if (!matched.empty() && !placeholders) report_missing(matched);
+}
+
+void ValueChecks::report_missing(const std::set<const Tensor*>& matched) {
+  uint64_t missing = 0;
+  for (const Tensor& tensor : checkpoint_.tensors()) {
+    const bool weight =
+        tensor.role == Role::Master || tensor.role == Role::Frozen;
+    if (!weight || tensor.numel == 0 || matched.contains(&tensor)) continue;
+    if (missing++ != 0) continue;
+    mismatched_.push_back(
+        {.code = "sidecar-disagree",
+         .severity = Severity::Warning,
+         .message = "gathered weights beside the shards lack this tensor",
+         .tensor = tensor.name});
+  }
+  if (missing > 1) {
+    mismatched_.back().message +=
+        " and " + count_of(missing - 1, "more tensor");
   }
 }
 

@@ -9,6 +9,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -98,6 +99,7 @@ class ValueChecks {
   void add_pair(const Tensor& master, const Tensor& copy, bool sidecar);
   void pair_copies();
   void pair_sidecar();
+  void report_missing(const std::set<const Tensor*>& matched);
   const Uses* uses_of(Id id) const;
   const Checkpoint& home_of(Id id) const {
     return id.sidecar ? *sidecar_ : checkpoint_;

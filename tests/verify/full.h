@@ -91,6 +91,9 @@ class Full : public Resumable {
   std::map<std::string, StoredTensor> gathered(DType dtype) const {
     std::map<std::string, StoredTensor> tensors;
     for (const Truth& truth : made_->truth()) {
+      if (truth.role == Role::Frozen) {
+        tensors[truth.name] = {"BF16", truth.shape, truth.bytes};
+      }
       if (truth.role != Role::Master) continue;
       std::vector<float> values(truth.bytes.size() / 4);
       std::memcpy(values.data(), truth.bytes.data(), truth.bytes.size());

@@ -206,7 +206,7 @@ TEST_F(Full, LooksAtLargeTensorsPieceByPiece) {
       options.memory_bytes = memory;
       options.open.threads = 2;
       const Verification judged = judge(options);
-      EXPECT_EQ(judged.scan->compared_with_sidecar, 4);
+      EXPECT_EQ(judged.scan->compared_with_sidecar, 6);
       EXPECT_THAT(finding(judged, "nan").message, HasSubstr("1 of 210,003"));
       EXPECT_THAT(finding(judged, "nan").message, HasSubstr("element 100000"));
       EXPECT_THAT(finding(judged, "inf").message, HasSubstr("element 131130"));

@@ -120,7 +120,7 @@ TEST_F(Full, ComparesGatheredWeights) {
     gather(gathered(dtype));
     const Verification judged = judge(full());
     EXPECT_THAT(troubles(judged), IsEmpty());
-    EXPECT_EQ(judged.scan->compared_with_sidecar, 5);
+    EXPECT_EQ(judged.scan->compared_with_sidecar, 7);
   }
 }
 
@@ -149,6 +149,20 @@ TEST_F(Full, WarnsOfGatheredWeightsOfAnotherShape) {
               ElementsAre("warning sidecar-disagree tensor up.weight"));
 }
 
+TEST_F(Full, WarnsOfGatheredWeightsThatLackSome) {
+  write(
+      Writer::Stage3, [](ZeroCheckpoint&) {}, 2,
+      [](ZeroRun& run) { run.frozen.clear(); });
+  auto tensors = gathered(DType::BF16);
+  tensors.erase("up.weight");
+  tensors.erase("gain");
+  gather(tensors);
+  const Verification judged = judge(full());
+  EXPECT_THAT(troubles(judged), ElementsAre(HasSubstr("sidecar-disagree")));
+  EXPECT_THAT(finding(judged, "sidecar-disagree").message,
+              HasSubstr("and 1 more tensor"));
+}
+
 TEST_F(Full, FindsSwappedShardsThatOnlyGatheredWeightsTell) {
   write(Writer::Stage3, {}, 2, [](ZeroRun& run) { run.archive_prefix = true; });
   gather(gathered(DType::BF16));
@@ -170,7 +184,7 @@ TEST_F(Full, ReadsGatheredBinFiles) {
   const auto built = archive.set_root(root).build();
   std::string bytes = built.bytes;
   write_bytes(folder() / "pytorch_model.bin", bytes);
-  EXPECT_EQ(judge(full()).scan->compared_with_sidecar, 5);
+  EXPECT_EQ(judge(full()).scan->compared_with_sidecar, 7);
   bytes[built.places.at("data/1").payload_offset] ^= 1;
   write_bytes(folder() / "pytorch_model.bin", bytes);
   EXPECT_THAT(

@@ -2,12 +2,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "support/checkpoint_tools.h"
 #include "support/stored_weights.h"
 #include "zckpt/dtype.h"
+#include "zckpt/verify.h"
 
 // Genuine checkpoints are not blamed for anything, and what is read of them
 // is what the training run held.
@@ -214,6 +217,24 @@ TEST_P(HfFixture, HasNoUnexpectedFindings) {
 
 INSTANTIATE_TEST_SUITE_P(Fixtures, HfFixture,
                          testing::ValuesIn(cases("hf", "")), test_name);
+
+// Odd, and right (design: findings): no error comes of it.
+TEST(Genuine, RoundRobinGradientsLeaveOtherSliceMaps) {
+  for (const char* name :
+       {"v0.14.2-z2-bf16-n2-roundrobin", "v0.19.8-z2-bf16-n3-roundrobin"}) {
+    const VerifyResult result = verify(
+        (fs::path(ZCKPT_FIXTURES) / "zero" / name / "ckpt").string(), {});
+    const Verification& judged = result.checkpoints.at(0);
+    EXPECT_TRUE(judged.can_resume) << name;
+    EXPECT_EQ(std::count_if(judged.findings.begin(), judged.findings.end(),
+                            [](const Finding& finding) {
+                              return finding.code == "slice-map-mismatch" &&
+                                     finding.severity == Severity::Note;
+                            }),
+              1)
+        << name;
+  }
+}
 
 }  // namespace
 }  // namespace zckpt::test
