@@ -126,8 +126,8 @@ class Extractor {
       if (tensor == nullptr || tensor->name != name) continue;
       auto live = parse_live_name(name);
       if (live) {
-        if (live->adapter == result_.adapter_name)
-          add(std::move(*live), tensor);
+        if (live->adapter != result_.adapter_name) continue;
+        add(std::move(*live), tensor);
       } else if (tensor->role == Role::Master) {
         add_other(*tensor);
       }
@@ -252,7 +252,7 @@ class Extractor {
     const fs::path folder = checkpoint_.facts().folder;
     const std::string& name = result_.adapter_name;
     std::error_code ignored;
-    if (name != "default" && name != ".." && name != ".") {
+    if (name != "default" && name.find('/') == std::string::npos) {
       fs::path own = folder / name / kConfigName;
       if (fs::exists(own, ignored)) return own;
       if (adapters_.contains("default")) return {};
