@@ -215,18 +215,18 @@ TEST_F(CheckFramework, ReportsCallsThatUnpicklingWouldMake) {
 }
 
 TEST_F(CheckFramework, ReportsCallsThatUnpickleMore) {
-  for (const auto& [module, name] :
-       std::vector<std::pair<const char*, const char*>>{
+  for (const auto& called : std::vector<std::pair<const char*, const char*>>{
            {"torch", "load"},
            {"torch.storage", "_load_from_bytes"},
            {"torch.serialization", "load"},
            {"io", "open"},
            {"operator", "call"}}) {
     write(Writer::Stage2, [&](ZeroCheckpoint& made) {
-      made.model().root.set("state", Py::call(module, name, {"x"}));
+      made.model().root.set("state",
+                            Py::call(called.first, called.second, {"x"}));
     });
     EXPECT_THAT(places(judge()), Contains(HasSubstr("error pickle-dangerous")))
-        << module << " " << name;
+        << called.first << " " << called.second;
   }
 }
 
