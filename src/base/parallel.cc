@@ -14,6 +14,12 @@
 
 namespace zckpt {
 
+void throw_if_stopped(const StopToken* stop) {
+  if (stop != nullptr && stop->stop_requested()) {
+    throw Error(ErrorCode::Interrupted, "interrupted");
+  }
+}
+
 void parallel_for(size_t count, int threads, const StopToken* stop,
                   const std::function<void(size_t, int)>& body) {
   std::atomic<bool> failed{false};
@@ -27,9 +33,7 @@ void parallel_for(size_t count, int threads, const StopToken* stop,
   const auto run = [&](size_t index, int worker) {
     if (failed.load(std::memory_order_relaxed)) return;
     try {
-      if (stop != nullptr && stop->stop_requested()) {
-        throw Error(ErrorCode::Interrupted, "interrupted");
-      }
+      throw_if_stopped(stop);
       body(index, worker);
     } catch (...) {
       const std::lock_guard lock(mutex);

@@ -17,6 +17,9 @@ namespace zckpt {
 void parallel_for(size_t count, int threads, const StopToken* stop,
                   const std::function<void(size_t index, int worker)>& body);
 
+// Throws Error(Interrupted) once `stop`, which may be null, is set.
+void throw_if_stopped(const StopToken* stop);
+
 // The number of threads that `requested` means; 0 = one per usable core, at
 // most 4, beyond which reading and writing gain nothing (docs/performance.md).
 int resolve_threads(int requested);

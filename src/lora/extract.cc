@@ -5,8 +5,10 @@
 #include <map>
 #include <set>
 
+#include "base/bytes.h"
 #include "base/file.h"
 #include "base/nonfinite.h"
+#include "base/parallel.h"
 #include "base/text.h"
 #include "lora/adapter_config.h"
 #include "lora/config_checks.h"
@@ -380,16 +382,11 @@ class Extractor {
     bool found = false;
     NonFinite all;
     for (uint64_t first = 0; first < tensor.numel;) {
-      const StopToken* stop = options_.write.open.stop;
-      if (stop != nullptr && stop->stop_requested()) {
-        throw Error(ErrorCode::Interrupted, "interrupted");
-      }
+      throw_if_stopped(options_.write.open.stop);
       const uint64_t count = std::min(kChunk, tensor.numel - first);
       bytes.resize(static_cast<size_t>(count * size_of(tensor.dtype)));
       checkpoint_.read(tensor, first, count, bytes);
-      found = found || std::any_of(bytes.begin(), bytes.end(), [](std::byte b) {
-                return b != std::byte{};
-              });
+      found = found || !all_zero(bytes);
       const NonFinite here = count_nonfinite(tensor.dtype, bytes);
       all.nan += here.nan;
       all.inf += here.inf;

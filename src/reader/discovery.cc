@@ -287,16 +287,14 @@ class Finder {
         std::all_of(tags.begin(), tags.end(),
                     [](const auto& tag) { return tag_number(tag); });
     if (tags.size() > 1 && !numbered && !latest_is_here) {
-      throw Error(ErrorCode::Invalid,
+      Error error(ErrorCode::Invalid,
                   "several tag folders without a step number" +
                       name_tags(tags) + "; choose one with --tag",
-                  {.file = folder})
-          .with_findings(
-              {{.code = "tag-ambiguous",
-                .severity = Severity::Error,
-                .message = "several tag folders without a step "
-                           "number" +
-                           name_tags(tags) + "; choose one with --tag"}});
+                  {.file = folder});
+      error.with_findings({{.code = "tag-ambiguous",
+                            .severity = Severity::Error,
+                            .message = error.message()}});
+      throw error;
     }
     for (const std::string& tag : tags) {
       if (tags.size() > 1 && !numbered && tag != *latest) continue;

@@ -328,19 +328,7 @@ std::vector<Unpickled> unpickled_files(const ShardSet& shards) {
     files.push_back({shards.sources->list()[file.source].name, file.name.rank,
                      file.globals});
   }
-  std::set<fs::path> beside;
-  for (const std::string& folder : side_folders(shards.where)) {
-    std::error_code error;
-    for (fs::directory_iterator it(folder, error);
-         !error && it != fs::directory_iterator(); it.increment(error)) {
-      const std::string name = it->path().filename().string();
-      if (name.starts_with("scheduler.") || name.starts_with("rng_state") ||
-          name.starts_with("random_states")) {
-        beside.insert(it->path());
-      }
-    }
-  }
-  for (const fs::path& path : beside) {
+  for (const fs::path& path : side_files(shards.where)) {
     try {
       const FileSource source(path.string());
       const TorchFile file = TorchFile::open(source);

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "base/arithmetic.h"
+#include "base/bytes.h"
 #include "base/text.h"
 #include "reader/layout.h"
 #include "verify/checks.h"
@@ -264,8 +265,7 @@ class SumChecker {
           rank.base + vector.offset + (length(rank, group) - take) * size;
       std::vector<std::byte> bytes(static_cast<size_t>(take * size));
       shards_.sources->open(rank.source)->read_at(at, bytes);
-      if (std::any_of(bytes.begin(), bytes.end(),
-                      [](std::byte b) { return b != std::byte{0}; })) {
+      if (!all_zero(bytes)) {
         Finding& finding =
             report("padding-nonzero",
                    "expected the last " + std::to_string(take) +

@@ -66,6 +66,23 @@ std::vector<std::string> side_folders(const CheckpointPath& where) {
   return folders;
 }
 
+std::set<std::filesystem::path> side_files(const CheckpointPath& where) {
+  namespace fs = std::filesystem;
+  std::set<fs::path> files;
+  for (const std::string& folder : side_folders(where)) {
+    std::error_code error;
+    for (fs::directory_iterator it(folder, error);
+         !error && it != fs::directory_iterator(); it.increment(error)) {
+      const std::string name = it->path().filename().string();
+      if (name.starts_with("scheduler.") || name == "scaler.pt" ||
+          name.starts_with("rng_state") || name.starts_with("random_states")) {
+        files.insert(it->path());
+      }
+    }
+  }
+  return files;
+}
+
 CheckedCheckpoint check_for_merge(const CheckpointPath& where,
                                   const OpenOptions& options) {
   CheckedCheckpoint checked;

@@ -3,8 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <optional>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "reader/discovery.h"
@@ -47,6 +50,10 @@ std::string relative_name(const std::string& file, const std::string& folder);
 // Folders with what a framework keeps beside the shards: the checkpoint's, and
 // those above the --also tag folders.
 std::vector<std::string> side_folders(const CheckpointPath& where);
+
+// The torch files in them that a resume unpickles: scheduler, scaler and
+// random states, by path.
+std::set<std::filesystem::path> side_files(const CheckpointPath& where);
 
 struct CheckedCheckpoint {
   // Absent where an error keeps the files from being put together.

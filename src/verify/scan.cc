@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 
+#include "base/bytes.h"
 #include "base/crc32.h"
 #include "base/page_buffer.h"
 #include "base/parallel.h"
@@ -122,20 +123,9 @@ class Scanner {
     } else if (checked_.checkpoint) {
       add_sources(*checked_.checkpoint->data().sources, false);
     }
-    std::vector<fs::path> beside;
-    for (const std::string& folder : side_folders(where_)) {
-      std::error_code error;
-      for (fs::directory_iterator it(folder, error);
-           !error && it != fs::directory_iterator(); it.increment(error)) {
-        const std::string name = it->path().filename().string();
-        if (name == "scheduler.pt" || name == "scheduler.bin" ||
-            name == "scaler.pt" || is_random_state(name)) {
-          beside.push_back(it->path());
-        }
-      }
+    for (const fs::path& path : side_files(where_)) {
+      add_file(path, Severity::Warning);
     }
-    std::sort(beside.begin(), beside.end());
-    for (const fs::path& path : beside) add_file(path, Severity::Warning);
   }
 
   static bool is_random_state(const std::string& name) {
@@ -301,10 +291,7 @@ class Scanner {
     std::vector<Open> open;
     auto next = segments.begin();
     while (end < source.size()) {
-      if (options_.open.stop != nullptr &&
-          options_.open.stop->stop_requested()) {
-        throw Error(ErrorCode::Interrupted, "interrupted");
-      }
+      throw_if_stopped(options_.open.stop);
       // What a cut piece has of this window is put before the next.
       uint64_t keep = end;
       for (const Open& piece : open) keep = std::min(keep, piece.rest.offset);
@@ -358,11 +345,7 @@ class Scanner {
         values_->look_behind(rest.tensor, rest.first, bytes);
         break;
       case Content::Padding:
-        if (!report.padding &&
-            std::any_of(bytes.begin(), bytes.end(),
-                        [](std::byte b) { return b != std::byte{0}; })) {
-          report.padding = rest.offset;
-        }
+        if (!report.padding && !all_zero(bytes)) report.padding = rest.offset;
         break;
     }
     rest.offset += bytes.size();

@@ -9,7 +9,6 @@
 #endif
 
 #include <algorithm>
-#include <set>
 
 #include "base/cast.h"
 #include "base/text.h"
@@ -161,16 +160,11 @@ void ValueChecks::report_missing(const std::set<const Tensor*>& matched) {
   }
 }
 
-const ValueChecks::Uses* ValueChecks::uses_of(Id id) const {
-  const auto& uses = id.sidecar ? sidecar_uses_ : uses_;
-  return &uses[id.index];
-}
-
 uint64_t ValueChecks::piece_length(Id id, uint64_t first) const {
   const Tensor& tensor = home_of(id).tensors()[id.index];
   const uint64_t length =
       std::min(kPiece - first % kPiece, tensor.numel - first);
-  const Uses& uses = *uses_of(id);
+  const Uses& uses = uses_of(id);
   const Tensor* master = uses.as_copy             ? pairs_[*uses.as_copy].master
                          : uses.as_master.empty() ? nullptr
                                                   : &tensor;
@@ -188,7 +182,7 @@ void ValueChecks::look(Id id, uint64_t first, std::span<const std::byte> bytes,
   const Tensor& tensor = home_of(id).tensors()[id.index];
   const NonFinite found = count_nonfinite(tensor.dtype, bytes);
   if (found.first && !id.sidecar) count(id, first, found);
-  const Uses& uses = *uses_of(id);
+  const Uses& uses = uses_of(id);
   const auto hash = [&](std::span<const std::byte> values) {
     return XXH3_64bits_withSeed(values.data(), values.size(), first);
   };

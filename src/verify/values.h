@@ -100,7 +100,9 @@ class ValueChecks {
   void pair_copies();
   void pair_sidecar();
   void report_missing(const std::set<const Tensor*>& matched);
-  const Uses* uses_of(Id id) const;
+  const Uses& uses_of(Id id) const {
+    return (id.sidecar ? sidecar_uses_ : uses_)[id.index];
+  }
   const Checkpoint& home_of(Id id) const {
     return id.sidecar ? *sidecar_ : checkpoint_;
   }

@@ -36,6 +36,14 @@ void append(std::vector<Finding>& to, std::vector<Finding> from) {
             std::make_move_iterator(from.end()));
 }
 
+// Errors first, else as they were.
+void sort_by_severity(std::vector<Finding>& findings) {
+  std::stable_sort(findings.begin(), findings.end(),
+                   [](const Finding& a, const Finding& b) {
+                     return a.severity > b.severity;
+                   });
+}
+
 std::optional<Framework> framework_named(const std::string& name) {
   if (name == "hf") return Framework::HfTrainer;
   if (name == "deepspeed") return Framework::DeepSpeed;
@@ -189,10 +197,7 @@ class Judge {
     }
     result_.findings = options_.question == Question::Resume ? std::move(resume)
                                                              : std::move(merge);
-    std::stable_sort(result_.findings.begin(), result_.findings.end(),
-                     [](const Finding& a, const Finding& b) {
-                       return a.severity > b.severity;
-                     });
+    sort_by_severity(result_.findings);
   }
 
   // Errors that mean damage in whatever layout they are found.
@@ -254,10 +259,7 @@ Verification judge_unfinished(const fs::path& folder, uint64_t step,
                   "removed if that checkpoint is whole"}};
   first = answer(std::move(first), options.question);
   append(first, std::move(unfinished.findings));
-  std::stable_sort(first.begin(), first.end(),
-                   [](const Finding& a, const Finding& b) {
-                     return a.severity > b.severity;
-                   });
+  sort_by_severity(first);
   unfinished.findings = std::move(first);
   return unfinished;
 }
