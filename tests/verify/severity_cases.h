@@ -21,8 +21,8 @@ struct Case {
   std::string file;  // the end of it
   std::optional<uint32_t> rank;
   std::function<void(ZeroCheckpoint&)> in_memory;
-  std::function<void(const std::filesystem::path& folder, const std::filesystem::path& tag,
-                     VerifyOptions& options)>
+  std::function<void(const std::filesystem::path& folder,
+                     const std::filesystem::path& tag, VerifyOptions& options)>
       on_disk;
   std::function<void(ZeroRun&)> run;
   bool trainer = false;
