@@ -128,6 +128,7 @@ class Checkpoint {
 
   // For the library's own modules.
   const CheckpointData& data() const { return *data_; }
+  std::shared_ptr<const CheckpointData> shared_data() const { return data_; }
 
  private:
   std::shared_ptr<const CheckpointData> data_;

@@ -11,6 +11,58 @@
 
 namespace zckpt {
 
+// How a merged weight is computed.
+enum class LoraMath {
+  Exact,  // as if in float64 from the base at hand, rounded once to the output
+  Peft,   // as merge_and_unload on a CPU: in float32, rounded to the base's
+          // dtype after each adapter, then cast
+};
+
+// What kind of weight factors are for, hence what their product is added to
+// (conventions of peft/tuners/lora/layer.py).
+enum class LoraKind : uint8_t {
+  Linear,     // out x in += B A
+  Conv1D,     // in x out += (B A) transposed (fan_in_fan_out)
+  Embedding,  // vocabulary x dim += (B A) transposed
+  Bias,       // out += lora_B.bias (lora_bias)
+};
+
+// What one adapter does to one weight. Tensors are numbers in the checkpoint
+// that the plan is for.
+struct LoraTerm {
+  LoraKind kind = LoraKind::Linear;
+  uint32_t a = 0;                     // rank x in; none for a bias
+  uint32_t b = 0;                     // out x rank; out for a bias
+  std::optional<uint32_t> magnitude;  // DoRA: one value per output
+  uint64_t rank = 1;
+  // alpha / rank, or alpha / sqrt(rank) with rsLoRA, times the weight given.
+  double scale = 1;
+};
+
+// All that is done to one weight.
+struct LoraChange {
+  std::string name;         // of the weight in the output
+  DType base = DType::F32;  // of the base weight: what peft rounds to
+  uint64_t rows = 0;
+  uint64_t cols = 0;
+  std::vector<PlannedRun> runs;  // the base weight
+  std::vector<LoraTerm> terms;   // in the order of the adapters
+};
+
+struct LoraPlan {
+  LoraMath math = LoraMath::Exact;
+  std::vector<LoraChange> changes;  // PlannedTensor::change counts these
+};
+
+// What merging did to one weight.
+struct LoraReport {
+  std::string name;
+  uint64_t rank = 0;     // of all adapters together
+  double max_delta = 0;  // of |merged - base|, before it is rounded
+  double mean_delta = 0;
+  uint64_t overflowed = 0;  // became infinite in the output's dtype
+};
+
 struct ExtractOptions {
   std::string adapter_name;    // empty: the only one there is
   std::string adapter_config;  // a file; empty: the checkpoint's own

@@ -55,13 +55,22 @@ struct MergeOptions {
 // Whether --include and --exclude let a tensor of this name through.
 bool wants_name(const MergeOptions& options, std::string_view name);
 
+// Elements [first, first + numel) of tensor number `tensor` of a checkpoint.
+struct PlannedRun {
+  uint32_t tensor = 0;  // index into Checkpoint::tensors()
+  uint64_t first = 0;
+  uint64_t numel = 0;
+};
+
 // One tensor of the plan and where its data will lie.
 struct PlannedTensor {
-  std::string name;     // in the output
-  uint32_t tensor = 0;  // index into Checkpoint::tensors()
+  std::string name;  // in the output
   DType dtype = DType::F32;
   uint64_t offset = 0;  // of its data in the file
   uint64_t size_bytes = 0;
+  std::vector<PlannedRun> runs;  // its elements in C order
+  // What is done to its elements besides the cast: index into LoraPlan.
+  std::optional<uint32_t> change;
 };
 
 struct PlannedFile {
@@ -69,6 +78,7 @@ struct PlannedFile {
   uint64_t size_bytes = 0;
   std::string header;  // the bytes before the data; all of it for an index
   std::vector<PlannedTensor> tensors;  // in file order
+  std::optional<uint32_t> copy_of;     // a source that is copied whole
 };
 
 // Plan is a plain value: all that will be written, and from what. Executing it

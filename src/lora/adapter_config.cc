@@ -3,6 +3,7 @@
 #include "lora/adapter_config.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -15,6 +16,47 @@ namespace {
 
 // Keeps the order of keys, which decides between patterns.
 using Json = nlohmann::ordered_json;
+
+// Keys of PEFT's LoraConfig that are read here, or that do not matter once
+// training is over (peft/tuners/lora/config.py). Any other that is set may mean
+// other arithmetic.
+constexpr std::array<std::string_view, 35> kKnownKeys{
+    "alpha_pattern",
+    "auto_mapping",
+    "base_model_name_or_path",
+    "bias",
+    "corda_config",
+    "ensure_weight_tying",
+    "eva_config",
+    "exclude_modules",
+    "fan_in_fan_out",
+    "inference_mode",
+    "init_lora_weights",
+    "layers_pattern",
+    "layers_to_transform",
+    "loftq_config",
+    "lora_alpha",
+    "lora_bias",
+    "lora_dropout",
+    "lora_ga_config",
+    "megatron_core",
+    "modules_to_save",
+    "peft_type",
+    "peft_version",
+    "qalora_group_size",
+    "r",
+    "rank_pattern",
+    "revision",
+    "runtime_config",
+    "target_modules",
+    "target_parameters",
+    "task_type",
+    "trainable_token_indices",
+    "use_dora",
+    "use_rslora",
+    "unsloth_fixed",  // says that lengths of tokenizers were repaired
+    "unsloth_version",
+};
 
 class ConfigReader {
  public:
@@ -45,7 +87,9 @@ class ConfigReader {
       if (!alpha->is_number()) corrupt("lora_alpha", "a number");
       config.alpha = alpha->get<double>();
     }
+    config.use_rslora = flag("use_rslora");
     config.use_dora = flag("use_dora");
+    config.fan_in_fan_out = flag("fan_in_fan_out");
     config.lora_bias = flag("lora_bias");
     if (const Json* bias = find("bias")) {
       if (!bias->is_string()) corrupt("bias", "a word");
@@ -68,7 +112,14 @@ class ConfigReader {
     config.target_modules = names("target_modules", &config.target_pattern);
     config.exclude_modules = names("exclude_modules", &config.exclude_pattern);
     read_layers(config.layers);
-    config.tokens = read_tokens();
+    read_tokens(config.tokens);
+    if (const Json* base = find("base_model_name_or_path");
+        base != nullptr && base->is_string()) {
+      config.base_model = base->get<std::string>();
+    }
+    for (const auto& [key, value] : root_.items()) {
+      if (is_set(value) && !is_known(key)) config.unknown.push_back(key);
+    }
     if (const Json* init = find("init_lora_weights");
         init != nullptr && init->is_string()) {
       config.init = init->get<std::string>();
@@ -117,17 +168,34 @@ class ConfigReader {
     }
   }
 
-  std::optional<uint64_t> read_tokens() const {
+  void read_tokens(std::vector<std::pair<std::string, std::vector<uint64_t>>>&
+                       tokens) const {
     const Json* value = find("trainable_token_indices");
-    if (value == nullptr) return std::nullopt;
-    if (value->is_array()) return value->size();
-    if (!value->is_object()) corrupt("trainable_token_indices", "indices");
-    uint64_t rows = 0;
-    for (const Json& list : *value) {
+    if (value == nullptr) return;
+    const auto add = [&](const std::string& module, const Json& list) {
       if (!list.is_array()) corrupt("trainable_token_indices", "indices");
-      rows += list.size();
-    }
-    return rows;
+      std::vector<uint64_t>& rows = tokens.emplace_back(module, 0).second;
+      for (const Json& row : list) {
+        if (!row.is_number_unsigned()) {
+          corrupt("trainable_token_indices", "indices");
+        }
+        rows.push_back(row.get<uint64_t>());
+      }
+    };
+    if (!value->is_object()) return add("", *value);
+    for (const auto& [module, list] : value->items()) add(module, list);
+  }
+
+  // A key that changes nothing says nothing, whoever invented it.
+  static bool is_set(const Json& value) {
+    if (value.is_null() || value == false) return false;
+    if (value.is_string()) return !value.get<std::string>().empty();
+    return !value.is_structured() || !value.empty();
+  }
+
+  static bool is_known(const std::string& key) {
+    return std::find(kKnownKeys.begin(), kKnownKeys.end(), key) !=
+           kKnownKeys.end();
   }
 
   bool flag(const char* key) const {
@@ -168,6 +236,28 @@ std::optional<uint64_t> layer_of(const std::string& module) {
 }
 
 }  // namespace
+
+uint64_t AdapterConfig::token_count() const {
+  uint64_t count = 0;
+  for (const auto& [module, rows] : tokens) count += rows.size();
+  return count;
+}
+
+bool AdapterConfig::changes_base() const {
+  return !init.empty() && init != "gaussian" && init != "eva" &&
+         init != "orthogonal" && init != "mica";
+}
+
+double AdapterConfig::scale_of(std::string_view module) const {
+  double value = alpha;
+  for (const auto& [key, given] : alpha_pattern) {
+    if (!matches_module(key, module)) continue;
+    value = given;
+    break;
+  }
+  const auto r = static_cast<double>(rank_of(module));
+  return use_rslora ? value / std::sqrt(r) : value / r;
+}
 
 uint64_t AdapterConfig::rank_of(std::string_view module) const {
   for (const auto& [key, value] : rank_pattern) {

@@ -13,11 +13,16 @@
 
 namespace zckpt {
 
+inline constexpr const char* kAdapterConfigName = "adapter_config.json";
+inline constexpr uint64_t kAdapterConfigCap = uint64_t{1} << 24;
+
 // What adapter_config.json says that decides what an adapter's tensors mean.
 struct AdapterConfig {
   uint64_t rank = 8;
   double alpha = 8;
+  bool use_rslora = false;
   bool use_dora = false;
+  bool fan_in_fan_out = false;
   bool lora_bias = false;
   std::string bias = "none";
   // In the order of the file: the first key that matches counts.
@@ -31,13 +36,24 @@ struct AdapterConfig {
   std::vector<std::string> exclude_modules;
   std::optional<std::string> exclude_pattern;
   std::vector<uint64_t> layers;  // layers_to_transform
-  // Rows that trainable_token_indices lists; none: it is not set.
-  std::optional<uint64_t> tokens;
+  // Rows that trainable_token_indices lists, by module; "" for the plain list,
+  // which speaks of the input embedding.
+  std::vector<std::pair<std::string, std::vector<uint64_t>>> tokens;
   // How the factors began; empty for true and false.
   std::string init;
+  std::string base_model;  // base_model_name_or_path
+  // Keys that are set and that this program does not know or handle.
+  std::vector<std::string> unknown;
 
+  // Rows that were trained in all.
+  uint64_t token_count() const;
+  // Whether the run changed its base model at the start, so that the adapter
+  // is right on that one only (PiSSA and its like).
+  bool changes_base() const;
   // The rank of the factors of `module`.
   uint64_t rank_of(std::string_view module) const;
+  // What its product is multiplied with.
+  double scale_of(std::string_view module) const;
   // Whether PEFT would give `module` factors when it loads the adapter; what
   // is in the file for other modules it drops in silence.
   bool targets(const std::string& module) const;

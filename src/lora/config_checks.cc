@@ -45,11 +45,9 @@ void note_alphas(const AdapterConfig& config, const std::string& module,
       "load another alpha than the run had");
 }
 
-void note_init(const std::string& init, std::vector<std::string>& notes) {
-  if (init.empty() || init == "gaussian" || init == "eva" ||
-      init == "orthogonal" || init == "mica") {
-    return;
-  }
+void note_init(const AdapterConfig& config, std::vector<std::string>& notes) {
+  if (!config.changes_base()) return;
+  const std::string& init = config.init;
   notes.push_back(
       "init_lora_weights is " + escape(init) +
       ": the run changed its base model at the start, and this adapter is "
@@ -77,15 +75,14 @@ void check_adapter_config(const AdapterConfig& config, const std::string& file,
     }
     note_alphas(config, module, notes);
   }
-  if (config.tokens.value_or(0) != tensors.token_rows) {
+  if (config.token_count() != tensors.token_rows) {
     throw Error(ErrorCode::Corrupt,
                 "trainable_token_indices lists " +
-                    count_of(config.tokens.value_or(0), "token") +
-                    ", the checkpoint holds " +
-                    std::to_string(tensors.token_rows),
+                    count_of(config.token_count(), "token") +
+                    ", the tensors hold " + std::to_string(tensors.token_rows),
                 {.file = file});
   }
-  note_init(config.init, notes);
+  note_init(config, notes);
   const auto agree = [&](bool config_says, bool tensors_say,
                          const std::string& what) {
     if (config_says == tensors_say) return;

@@ -29,9 +29,8 @@ constexpr std::array<Marker, 7> kMarkers{{
 }};
 
 // What engines and compilers put before a model's own names.
-constexpr std::array<std::string_view, 5> kWrappers{
-    "module.", "_forward_module.", "_orig_mod.", "_checkpoint_wrapped_module.",
-    "model."};
+constexpr std::array<std::string_view, 4> kWrappers{
+    "module.", "_forward_module.", "_orig_mod.", "_checkpoint_wrapped_module."};
 
 std::vector<std::string_view> split(std::string_view text) {
   std::vector<std::string_view> parts;
@@ -54,9 +53,8 @@ std::string join(std::span<const std::string_view> parts) {
 
 }  // namespace
 
-std::string_view peft_name(std::string_view name) {
+std::string_view strip_wrappers(std::string_view name) {
   for (bool found = true; found;) {
-    if (name.starts_with(kPeftPrefix)) return name;
     found = false;
     for (const std::string_view wrapper : kWrappers) {
       if (!name.starts_with(wrapper)) continue;
@@ -64,7 +62,17 @@ std::string_view peft_name(std::string_view name) {
       found = true;
     }
   }
-  return {};
+  return name;
+}
+
+std::string_view peft_name(std::string_view name) {
+  for (;;) {
+    name = strip_wrappers(name);
+    if (name.starts_with(kPeftPrefix)) return name;
+    // Lightning's module keeps the model under a name of its own.
+    if (!name.starts_with("model.")) return {};
+    name.remove_prefix(6);
+  }
 }
 
 std::optional<LiveName> parse_live_name(std::string_view name) {
@@ -106,6 +114,66 @@ std::optional<LiveName> parse_live_name(std::string_view name) {
     return live;
   }
   return std::nullopt;
+}
+
+std::optional<FileName> parse_file_name(std::string_view name) {
+  if (!name.starts_with(kPeftPrefix)) return std::nullopt;
+  const std::vector<std::string_view> parts =
+      split(name.substr(kPeftPrefix.size()));
+  std::vector<std::string_view> weight;
+  FileName file;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (parts[i] == "original_module") {
+      return FileName{.part = AdapterPart::Ignored, .target = {}};
+    }
+    if (parts[i] == "base_layer") continue;
+    const auto marker =
+        std::find_if(kMarkers.begin(), kMarkers.end(),
+                     [&](const Marker& m) { return m.component == parts[i]; });
+    if (marker == kMarkers.end()) {
+      weight.push_back(parts[i]);
+      continue;
+    }
+    auto after = std::span(parts).subspan(i + 1);
+    if (marker->part == AdapterPart::SavedModule) {
+      // A live name; only the name that PEFT gives by itself is told apart
+      // from a parameter's.
+      file.is_saved_module = true;
+      if (after.size() > 1 && after[0] == "default") ++i;
+      continue;
+    }
+    const bool has_end =
+        !after.empty() && (after.back() == "weight" || after.back() == "bias");
+    if (after.size() > (has_end ? 2U : 1U)) return std::nullopt;
+    file.part = marker->part;
+    file.is_embedding = marker->is_embedding;
+    if (has_end && after.back() == "bias") {
+      if (file.part != AdapterPart::B) return std::nullopt;
+      file.part = AdapterPart::BiasOfB;
+    }
+    if (file.part == AdapterPart::Tokens && !weight.empty() &&
+        weight.back() == "token_adapter") {
+      weight.pop_back();
+    }
+    break;
+  }
+  file.target = join(weight);
+  if (file.target.empty()) return std::nullopt;
+  return file;
+}
+
+std::string base_name(std::string_view name) {
+  const std::string_view peft = peft_name(name);
+  if (peft.empty()) return std::string(strip_wrappers(name));
+  std::vector<std::string_view> kept;
+  for (const std::string_view part : split(peft.substr(kPeftPrefix.size()))) {
+    if (part == "base_layer" || part == "original_module" ||
+        part == "token_adapter") {
+      continue;
+    }
+    kept.push_back(part);
+  }
+  return join(kept);
 }
 
 }  // namespace zckpt

@@ -17,6 +17,8 @@ enum class AdapterPart : uint8_t {
   Magnitude,    // DoRA's lora_magnitude_vector
   SavedModule,  // modules_to_save: a whole module that was trained
   Tokens,       // trainable_tokens_delta
+  Replacement,  // in a file: a weight of the base model, whole
+  Ignored,      // in a file: the untrained copy beside a trained one
 };
 
 // A name in a live PEFT model, with or without a wrapper's prefix, hence in a
@@ -34,11 +36,31 @@ struct LiveName {
 
 inline constexpr std::string_view kPeftPrefix = "base_model.model.";
 
+// `name` without what engines and compilers put before it (module., ...).
+std::string_view strip_wrappers(std::string_view name);
+
 // `name` from "base_model.model." on, where only wrappers' prefixes (module.,
 // _orig_mod., ...) stand before it; else empty.
 std::string_view peft_name(std::string_view name);
 
 // Nothing for a name that belongs to no adapter.
 std::optional<LiveName> parse_live_name(std::string_view name);
+
+// A name in adapter_model.safetensors, with or without the adapter's name in
+// it, taken apart.
+struct FileName {
+  AdapterPart part = AdapterPart::Replacement;
+  std::string target;  // the module; for a Replacement the weight
+  bool is_embedding = false;
+  bool is_saved_module = false;  // X.modules_to_save.weight
+};
+
+// Nothing for a name that has no place in an adapter's file.
+std::optional<FileName> parse_file_name(std::string_view name);
+
+// What a tensor of a live PEFT model's base is called without PEFT: prefixes
+// of wrappers, "base_model.model.", "base_layer" and "original_module" taken
+// out. Names of a model without PEFT lose their wrappers' prefixes only.
+std::string base_name(std::string_view name);
 
 }  // namespace zckpt

@@ -29,6 +29,7 @@ constexpr size_t kOpenFiles = 48;
 
 // The buffers of one worker.
 struct Buffers {
+  int worker = 0;
   PageBuffer read;
   std::vector<std::byte> scratch;
   CastCounts counts;
@@ -75,11 +76,13 @@ class Run {
 class Executor {
  public:
   Executor(const Checkpoint& checkpoint, const Plan& plan,
-           const MergeOptions& options, std::vector<Output::File*> files)
+           const MergeOptions& options, Changes* changes,
+           std::vector<Output::File*> files)
       : checkpoint_(checkpoint),
         sources_(*checkpoint.data().sources),
         plan_(plan),
         options_(options),
+        changes_(changes),
         files_(std::move(files)),
         threads_(resolve_threads(options.open.threads)),
         checks_(sources_) {
@@ -125,8 +128,9 @@ class Executor {
                                      static_cast<uint64_t>(threads_)));
     }
     buffers_.resize(static_cast<size_t>(threads_));
-    for (Buffers& buffers : buffers_) {
-      buffers.scratch.resize(static_cast<size_t>(scratch));
+    for (size_t i = 0; i < buffers_.size(); ++i) {
+      buffers_[i].worker = static_cast<int>(i);
+      buffers_[i].scratch.resize(static_cast<size_t>(scratch));
     }
   }
 
@@ -141,14 +145,23 @@ class Executor {
     for (size_t f = first; f < end; ++f) {
       const PlannedFile& planned = plan_.files[f];
       files_[f]->write_at(0, std::as_bytes(std::span(planned.header)));
+      if (planned.copy_of) {
+        const Extent all{.source = *planned.copy_of,
+                         .numel = planned.size_bytes};
+        split_extent(all,
+                     {.file = static_cast<uint32_t>(f),
+                      .from = DType::U8,
+                      .to = DType::U8},
+                     capacity_, pieces_);
+      }
       for (const PlannedTensor& tensor : planned.tensors) {
         targets.push_back({&tensor, static_cast<uint32_t>(f)});
       }
     }
-    std::stable_sort(targets.begin(), targets.end(),
-                     [](const Target& a, const Target& b) {
-                       return a.tensor->tensor < b.tensor->tensor;
-                     });
+    std::stable_sort(
+        targets.begin(), targets.end(), [](const Target& a, const Target& b) {
+          return a.tensor->runs.front().tensor < b.tensor->runs.front().tensor;
+        });
     for (const Target& target : targets) add(*target.tensor, target.file);
     run_batch();
   }
@@ -158,16 +171,22 @@ class Executor {
   }
 
   void add(const PlannedTensor& planned, uint32_t file) {
-    const Tensor& tensor = checkpoint_.tensors()[planned.tensor];
     Piece piece{.file = file,
                 .destination = planned.offset,
-                .from = tensor.dtype,
-                .to = planned.dtype};
-    checkpoint_.extents(tensor, 0, tensor.numel, [&](const Extent& extent) {
-      split_extent(extent, piece, capacity_, pieces_);
-      piece.destination += extent.count * extent.numel * size_of(planned.dtype);
-      if (pieces_.size() >= kBatchPieces) run_batch();
-    });
+                .to = planned.dtype,
+                .change = planned.change,
+                .tensor_begin = planned.offset};
+    for (const PlannedRun& run : planned.runs) {
+      const Tensor& tensor = checkpoint_.tensors()[run.tensor];
+      piece.from = tensor.dtype;
+      checkpoint_.extents(
+          tensor, run.first, run.numel, [&](const Extent& extent) {
+            split_extent(extent, piece, capacity_, pieces_);
+            piece.destination +=
+                extent.count * extent.numel * size_of(planned.dtype);
+            if (pieces_.size() >= kBatchPieces) run_batch();
+          });
+    }
   }
 
   void run_batch() {
@@ -230,7 +249,7 @@ class Executor {
     const uint64_t from_size = size_of(piece.from);
     const uint64_t to_size = size_of(piece.to);
     // Long unchanged runs go out straight from where they were read.
-    if (piece.count == 1 && piece.from == piece.to &&
+    if (piece.count == 1 && piece.from == piece.to && !piece.change &&
         from.size() >= buffers.scratch.size() / 16) {
       run.flush();
       files_[piece.file]->write_at(piece.destination, from);
@@ -245,10 +264,19 @@ class Executor {
       for (uint64_t done = 0; done < piece.numel;) {
         const uint64_t count = std::min(most, piece.numel - done);
         const auto out = run.take(piece.file, destination, count * to_size);
-        cast(piece.from,
-             source.subspan(static_cast<size_t>(done * from_size),
-                            static_cast<size_t>(count * from_size)),
-             piece.to, out, buffers.counts);
+        const auto in = source.subspan(static_cast<size_t>(done * from_size),
+                                       static_cast<size_t>(count * from_size));
+        if (piece.change) {
+          changes_->apply(
+              {.change = *piece.change,
+               .first = (destination - piece.tensor_begin) / to_size,
+               .from = piece.from,
+               .to = piece.to,
+               .worker = buffers.worker},
+              in, out, buffers.counts);
+        } else {
+          cast(piece.from, in, piece.to, out, buffers.counts);
+        }
         done += count;
         destination += count * to_size;
       }
@@ -285,6 +313,7 @@ class Executor {
   const SourceSet& sources_;
   const Plan& plan_;
   const MergeOptions& options_;
+  Changes* changes_;
   std::vector<Output::File*> files_;
   int threads_;
   uint64_t capacity_ = 0;
@@ -299,12 +328,13 @@ class Executor {
 }  // namespace
 
 void execute(const Checkpoint& checkpoint, const Plan& plan,
-             const MergeOptions& options, Output& output, MergeResult& result) {
+             const MergeOptions& options, Changes* changes, Output& output,
+             MergeResult& result) {
   std::vector<Output::File*> files;
   for (const PlannedFile& planned : plan.files) {
     files.push_back(&output.create(planned.name, planned.size_bytes));
   }
-  Executor executor(checkpoint, plan, options, std::move(files));
+  Executor executor(checkpoint, plan, options, changes, std::move(files));
   executor.run();
   executor.report(result);
 }

@@ -143,7 +143,7 @@ MergeResult begin_result(CheckedCheckpoint& checked,
 }
 
 void write_plan(const Checkpoint& checkpoint, const MergeOptions& options,
-                MergeResult& result) {
+                Changes* changes, MergeResult& result) {
   OutputOptions output_options{.single_file = options.single_file,
                                .force = options.force,
                                .sync = options.sync,
@@ -167,7 +167,7 @@ void write_plan(const Checkpoint& checkpoint, const MergeOptions& options,
     refuse_on_error(copies.findings);
   }
   Output output(options.output, output_options);
-  execute(checkpoint, result.plan, options, output, result);
+  execute(checkpoint, result.plan, options, changes, output, result);
   output.commit();
 }
 
@@ -175,7 +175,7 @@ MergeResult merge(const std::string& path, const MergeOptions& options) {
   CheckedCheckpoint checked = open_checked(path, options);
   MergeResult result = begin_result(checked, options);
   result.plan = plan_merge(*checked.checkpoint, options);
-  write_plan(*checked.checkpoint, options, result);
+  write_plan(*checked.checkpoint, options, nullptr, result);
   return result;
 }
 

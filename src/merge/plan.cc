@@ -30,7 +30,7 @@ class Planner {
     if (selected_.empty()) {
       throw Error(ErrorCode::Invalid, "no tensor is left to write");
     }
-    plan_files(checkpoint_, selected_, options_, "model", plan_);
+    plan_files(selected_, options_, "model", plan_);
     return std::move(plan_);
   }
 
@@ -97,9 +97,9 @@ class Planner {
                   {.tensor = tensor.name});
     }
     add_name(name);
-    selected_.push_back({.name = std::move(name),
-                         .tensor = static_cast<uint32_t>(
-                             &tensor - checkpoint_.tensors().data())});
+    const auto index =
+        static_cast<uint32_t>(&tensor - checkpoint_.tensors().data());
+    selected_.push_back(whole_tensor(checkpoint_, index, std::move(name)));
   }
 
   std::string output_name(const std::string& name) {

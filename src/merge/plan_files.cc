@@ -3,6 +3,7 @@
 #include "merge/plan_files.h"
 
 #include <map>
+#include <utility>
 
 #include "base/arithmetic.h"
 #include "base/cast.h"
@@ -16,24 +17,20 @@ namespace {
 
 class FilePlanner {
  public:
-  FilePlanner(const Checkpoint& checkpoint,
-              const std::vector<NamedTensor>& selected,
+  FilePlanner(const std::vector<NamedTensor>& selected,
               const MergeOptions& options, std::string_view stem, Plan& plan)
-      : checkpoint_(checkpoint),
-        selected_(selected),
-        options_(options),
-        stem_(stem),
-        plan_(plan) {}
+      : selected_(selected), options_(options), stem_(stem), plan_(plan) {}
 
   void run() {
     std::vector<uint64_t> sizes;
-    for (const NamedTensor& selected : selected_) {
-      const Tensor& tensor = checkpoint_.tensors()[selected.tensor];
-      sizes.push_back(checked_mul(tensor.numel, size_of(output_dtype(tensor)),
-                                  "a tensor's size"));
+    for (const NamedTensor& tensor : selected_) {
+      uint64_t numel = 0;
+      for (const PlannedRun& run : tensor.runs) numel += run.numel;
+      sizes.push_back(
+          checked_mul(numel, size_of(output_dtype(tensor)), "a tensor's size"));
       plan_.data_bytes =
           checked_add(plan_.data_bytes, sizes.back(), "the output's size");
-      if (tensor.role != Role::Buffer) plan_.parameter_count += tensor.numel;
+      if (tensor.role != Role::Buffer) plan_.parameter_count += numel;
     }
     plan_.tensor_count = selected_.size();
     uint32_t count = 0;
@@ -60,7 +57,7 @@ class FilePlanner {
   }
 
  private:
-  DType output_dtype(const Tensor& tensor) const {
+  DType output_dtype(const NamedTensor& tensor) const {
     if (!options_.dtype || !is_floating(tensor.dtype)) return tensor.dtype;
     if (!can_cast(tensor.dtype, *options_.dtype)) {
       throw Error(ErrorCode::Unsupported,
@@ -75,14 +72,14 @@ class FilePlanner {
   PlannedFile plan_file(const std::string& name, uint32_t shard,
                         const std::vector<uint32_t>& shards, bool only) {
     std::vector<SafetensorsSlot> slots;
-    std::map<std::string, uint32_t> tensor_of;
+    std::map<std::string_view, const NamedTensor*> tensor_of;
     for (size_t i = 0; i < selected_.size(); ++i) {
       if (shards[i] != shard) continue;
-      const Tensor& tensor = checkpoint_.tensors()[selected_[i].tensor];
-      slots.push_back({.name = selected_[i].name,
+      const NamedTensor& tensor = selected_[i];
+      slots.push_back({.name = tensor.name,
                        .dtype = output_dtype(tensor),
                        .shape = tensor.shape});
-      tensor_of[selected_[i].name] = selected_[i].tensor;
+      tensor_of[tensor.name] = &tensor;
     }
     std::vector<std::pair<std::string, std::string>> metadata{{"format", "pt"}};
     // huggingface_hub puts dropped names into the file, or into the index
@@ -97,16 +94,17 @@ class FilePlanner {
     file.size_bytes =
         checked_add(file.header.size(), data_bytes, "a file's size");
     for (const SafetensorsSlot& slot : slots) {
+      const NamedTensor& tensor = *tensor_of[slot.name];
       file.tensors.push_back({.name = slot.name,
-                              .tensor = tensor_of[slot.name],
                               .dtype = slot.dtype,
                               .offset = slot.offset,
-                              .size_bytes = slot.size_bytes});
+                              .size_bytes = slot.size_bytes,
+                              .runs = tensor.runs,
+                              .change = tensor.change});
     }
     return file;
   }
 
-  const Checkpoint& checkpoint_;
   const std::vector<NamedTensor>& selected_;
   const MergeOptions& options_;
   std::string_view stem_;
@@ -115,11 +113,21 @@ class FilePlanner {
 
 }  // namespace
 
-void plan_files(const Checkpoint& checkpoint,
-                const std::vector<NamedTensor>& selected,
+NamedTensor whole_tensor(const Checkpoint& checkpoint, uint32_t tensor,
+                         std::string name) {
+  const Tensor& stored = checkpoint.tensors()[tensor];
+  return {.name = std::move(name),
+          .role = stored.role,
+          .dtype = stored.dtype,
+          .shape = stored.shape,
+          .runs = {{.tensor = tensor, .numel = stored.numel}},
+          .change = std::nullopt};
+}
+
+void plan_files(const std::vector<NamedTensor>& selected,
                 const MergeOptions& options, std::string_view stem,
                 Plan& plan) {
-  FilePlanner(checkpoint, selected, options, stem, plan).run();
+  FilePlanner(selected, options, stem, plan).run();
 }
 
 }  // namespace zckpt

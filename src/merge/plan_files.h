@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,17 +13,25 @@
 
 namespace zckpt {
 
-// A tensor that will be written: its name in the output and its source.
+// A tensor that will be written: its name in the output and where its elements
+// come from.
 struct NamedTensor {
   std::string name;
-  uint32_t tensor = 0;  // index into Checkpoint::tensors()
+  Role role = Role::Master;
+  DType dtype = DType::F32;  // as it is stored
+  std::vector<uint64_t> shape;
+  std::vector<PlannedRun> runs;
+  std::optional<uint32_t> change;
 };
+
+// The whole of tensor number `tensor` under a name.
+NamedTensor whole_tensor(const Checkpoint& checkpoint, uint32_t tensor,
+                         std::string name);
 
 // Lays `selected` out in files, "<stem>.safetensors" or shards and an index,
 // and counts them. REQUIRES: plan.dtype and plan.aliases are set; names are
 // unique. Errors: Unsupported where a dtype cannot be converted.
-void plan_files(const Checkpoint& checkpoint,
-                const std::vector<NamedTensor>& selected,
+void plan_files(const std::vector<NamedTensor>& selected,
                 const MergeOptions& options, std::string_view stem, Plan& plan);
 
 }  // namespace zckpt

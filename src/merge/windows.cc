@@ -80,7 +80,7 @@ class WindowBuilder {
 
   static bool continues(const Piece& a, const Piece& b) {
     return a.count == 1 && b.count == 1 && a.file == b.file &&
-           a.from == b.from && a.to == b.to &&
+           a.from == b.from && a.to == b.to && a.change == b.change &&
            a.offset + a.numel * size_of(a.from) == b.offset &&
            a.destination + a.numel * size_of(a.to) == b.destination;
   }

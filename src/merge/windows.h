@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -24,6 +25,10 @@ struct Piece {
   uint64_t stride = 0;
   DType from = DType::F32;
   DType to = DType::F32;
+  // What else is done to the elements (merge/changes.h), and where in the file
+  // the tensor begins that they are of: only then does it matter.
+  std::optional<uint32_t> change;
+  uint64_t tensor_begin = 0;
 
   uint64_t elements() const { return count * numel; }
   // Bytes from the first to behind the last element.

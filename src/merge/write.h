@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "merge/changes.h"
 #include "verify/checks.h"
 #include "zckpt/merge.h"
 
@@ -24,8 +25,9 @@ MergeResult begin_result(CheckedCheckpoint& checked,
                          const MergeOptions& options);
 
 // Checks the output's place and the model's own copies, executes result.plan
-// and commits it; with dry_run only the place is looked at.
+// and commits it; with dry_run only the place is looked at. `changes` may be
+// null where no tensor has one.
 void write_plan(const Checkpoint& checkpoint, const MergeOptions& options,
-                MergeResult& result);
+                Changes* changes, MergeResult& result);
 
 }  // namespace zckpt

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <set>
 #include <string_view>
 
@@ -195,6 +196,26 @@ std::shared_ptr<const CheckpointData> open_weights_beside(
   where.folder = folder;
   where.framework = Framework::Weights;
   return build_checkpoint(where, nullptr);
+}
+
+std::shared_ptr<const CheckpointData> open_adapter_weights(
+    const std::string& folder) {
+  for (const char* name : {"adapter_model.safetensors", "adapter_model.bin"}) {
+    std::error_code ignored;
+    if (!std::filesystem::exists(std::filesystem::path(folder) / name,
+                                 ignored)) {
+      continue;
+    }
+    auto data = std::make_shared<CheckpointData>();
+    auto sources = std::make_shared<SourceSet>(folder);
+    data->contents = read_weights_file(folder, name, *sources);
+    data->sources = sources;
+    data->facts.folder = folder;
+    data->facts.aliases = data->contents.aliases;
+    data->facts.module_order = data->contents.module_order;
+    return data;
+  }
+  return nullptr;
 }
 
 Checkpoint Checkpoint::open(const std::string& path,

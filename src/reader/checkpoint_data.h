@@ -29,6 +29,11 @@ std::shared_ptr<const CheckpointData> build_checkpoint(
 std::shared_ptr<const CheckpointData> open_weights_beside(
     const std::string& folder);
 
+// The adapter that PEFT saved in `folder`: adapter_model.safetensors, or
+// adapter_model.bin; null where there is neither. Errors: as Checkpoint::open.
+std::shared_ptr<const CheckpointData> open_adapter_weights(
+    const std::string& folder);
+
 // Facts that shards tell before any layout is chosen.
 CheckpointFacts facts_of(const ShardSet& shards);
 

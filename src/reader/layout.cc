@@ -51,6 +51,11 @@ void Contents::add(Tensor tensor, std::unique_ptr<const Placement> placement) {
     return;
   }
   by_name_[tensor.name].push_back(static_cast<uint32_t>(tensors_.size()));
+  append(std::move(tensor), std::move(placement));
+}
+
+void Contents::append(Tensor tensor,
+                      std::unique_ptr<const Placement> placement) {
   tensors_.push_back(std::move(tensor));
   placements_.push_back(std::move(placement));
 }

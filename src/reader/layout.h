@@ -28,6 +28,8 @@ class Placement {
 class Contents {
  public:
   void add(Tensor tensor, std::unique_ptr<const Placement> placement);
+  // One that is not found by its name.
+  void append(Tensor tensor, std::unique_ptr<const Placement> placement);
   const std::vector<Tensor>& tensors() const { return tensors_; }
   const Placement& placement(size_t i) const { return *placements_[i]; }
   // Index of the tensor with this name and role.
@@ -92,5 +94,8 @@ void read_model_contents(const std::shared_ptr<const ShardSet>& shards,
 bool has_weights(const std::string& folder);
 // Contents of a folder of Hugging Face weights, safetensors or .bin.
 Contents read_weights_folder(const std::string& folder, SourceSet& sources);
+// The same of one file.
+Contents read_weights_file(const std::string& folder, const std::string& name,
+                           SourceSet& sources);
 
 }  // namespace zckpt

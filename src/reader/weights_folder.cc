@@ -58,6 +58,16 @@ class WeightsFolder {
     } else {
       read_index(kNames[3], ".bin");
     }
+    return finish();
+  }
+
+  Contents read_file(const std::string& name) {
+    name.ends_with(".safetensors") ? add_safetensors(name) : add_bin(name);
+    return finish();
+  }
+
+ private:
+  Contents finish() {
     for (const auto& [alias, kept] : mentioned_) note_alias(alias, kept);
     for (const Tensor& tensor : contents_.tensors()) {
       contents_.module_order.push_back(tensor.name);
@@ -68,7 +78,6 @@ class WeightsFolder {
     return std::move(contents_);
   }
 
- private:
   bool exists(const std::string& name) const {
     std::error_code ignored;
     return fs::exists(fs::path(folder_) / name, ignored);
@@ -233,6 +242,11 @@ bool has_weights(const std::string& folder) {
 
 Contents read_weights_folder(const std::string& folder, SourceSet& sources) {
   return WeightsFolder(folder, sources).read();
+}
+
+Contents read_weights_file(const std::string& folder, const std::string& name,
+                           SourceSet& sources) {
+  return WeightsFolder(folder, sources).read_file(name);
 }
 
 }  // namespace zckpt

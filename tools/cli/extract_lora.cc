@@ -1,8 +1,7 @@
 // SPDX-FileCopyrightText: The zckpt authors
 // SPDX-License-Identifier: Apache-2.0
-#include <cmath>
-
 #include "base/text.h"
+#include "cli/adapter_options.h"
 #include "cli/verbs.h"
 #include "cli/writer_report.h"
 #include "zckpt/lora.h"
@@ -13,8 +12,8 @@ namespace {
 struct ExtractVerb {
   CommonOptions common;
   WriterOptions writer;
+  AdapterOptions adapter;
   ExtractOptions options;
-  double alpha = 0;
 };
 
 Json result_json(const ExtractResult& result, const ExtractVerb& verb) {
@@ -40,7 +39,9 @@ void settle(ExtractVerb& verb, const Context& context) {
   if (verb.common.memory_bytes != 0) {
     options.memory_bytes = verb.common.memory_bytes;
   }
-  if (verb.alpha != 0) verb.options.lora_alpha = verb.alpha;
+  verb.options.adapter_name = verb.adapter.name;
+  verb.options.adapter_config = verb.adapter.config;
+  verb.options.lora_alpha = verb.adapter.lora_alpha();
 }
 
 int run_extract(ExtractVerb& verb, const Context& context) {
@@ -74,27 +75,7 @@ Verb add_extract_lora(CLI::App& app) {
   verb->writer.dtype = "keep";
   verb->writer.sharded = false;
   verb->writer.add_to(*command);
-  command
-      ->add_option("--adapter-name", verb->options.adapter_name,
-                   "Which of several adapters, e.g. default")
-      ->type_name("NAME");
-  command
-      ->add_option("--adapter-config", verb->options.adapter_config,
-                   "adapter_config.json of the run, instead of the "
-                   "checkpoint's")
-      ->type_name("FILE");
-  command
-      ->add_option("--lora-alpha", verb->alpha,
-                   "lora_alpha of the run, where no config is at hand")
-      ->type_name("X")
-      ->check([](const std::string& text) -> std::string {
-        double value = 0;
-        if (CLI::detail::lexical_cast(text, value) && value > 0 &&
-            std::isfinite(value)) {
-          return "";
-        }
-        return "expected a number above 0, found " + escape(text);
-      });
+  verb->adapter.add_to(*command);
   return {.name = "extract-lora",
           .json = &verb->common.json,
           .quiet = &verb->common.quiet,

@@ -79,16 +79,22 @@ TerminalOptions CommonOptions::terminal() const {
 
 void WriterOptions::add_to(CLI::App& verb) {
   verb.add_option("-o,--output", output,
-                  sharded ? "Folder to write, or NAME.safetensors for one file"
-                          : "Folder to write")
+                  sharded && !folder
+                      ? "Folder to write, or NAME.safetensors for one file"
+                      : "Folder to write")
       ->type_name("OUT");
   verb.add_flag("--force", force, "Replace an output that is not empty");
   verb.add_flag("--no-sync", no_sync, "Do not wait until data is on the disk");
   verb.add_flag("--dry-run", dry_run, "Show what would be written");
-  verb.add_option("--dtype", dtype, "keep, fp32, bf16 or fp16")
+  std::vector<std::string> dtypes{"keep", "fp32", "bf16", "fp16"};
+  if (auto_dtype) dtypes.insert(dtypes.begin(), "auto");
+  verb.add_option("--dtype", dtype,
+                  auto_dtype ? "auto (what config.json says), keep, fp32, bf16 "
+                               "or fp16"
+                             : "keep, fp32, bf16 or fp16")
       ->type_name("D")
       ->capture_default_str()
-      ->check(CLI::IsMember({"keep", "fp32", "bf16", "fp16"}));
+      ->check(CLI::IsMember(dtypes));
   if (sharded) {
     add_size(verb, "--max-shard-size", max_shard_bytes,
              "Largest weight file (default: 5GB)");

@@ -47,7 +47,9 @@ struct WriterOptions {
   uint64_t max_shard_bytes = 5'000'000'000;
   std::string dtype = "fp32";
   std::string check = "sample";
-  bool sharded = true;  // weights can go into several files
+  bool sharded = true;      // weights can go into several files
+  bool folder = false;      // and never into one file alone
+  bool auto_dtype = false;  // --dtype has "auto"
 
   void add_to(CLI::App& verb);
   // Settles output, dtype and the like in `options`; throws UsageError.

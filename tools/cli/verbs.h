@@ -17,6 +17,7 @@ struct Verb {
   std::function<int(const Context&)> run;
 };
 
+Verb add_export_hf(CLI::App& app);
 Verb add_extract_lora(CLI::App& app);
 Verb add_inspect(CLI::App& app);
 Verb add_merge(CLI::App& app);
