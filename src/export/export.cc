@@ -18,6 +18,7 @@
 #include "export/ties.h"
 #include "lora/apply_adapter.h"
 #include "lora/lora_changes.h"
+#include "merge/record_checks.h"
 #include "merge/write.h"
 #include "reader/joined.h"
 #include "zckpt/error.h"
@@ -70,21 +71,31 @@ class Exporter {
                   "checkpoints of LoRA runs, and this one holds no adapter");
     }
     if (live) {
-      adapters_.push_back(live_adapter(
-          main_, {options_.adapter_name, options_.adapter_config,
-                  options_.lora_alpha}));
+      adapters_.push_back(
+          live_adapter(main_, {options_.adapter_name, options_.adapter_config,
+                               options_.lora_alpha}));
     }
     for (const AdapterChoice& choice : options_.adapters) {
-      adapters_.push_back(open_adapter(choice.path));
+      adapters_.push_back(open_adapter(
+          choice.path, is_weights_ ? path_ : options_.base));
       adapters_.back().weight = choice.weight;
     }
     for (Adapter& adapter : adapters_) {
-      if (!options_.write.dry_run) {
-        check_values(adapter, options_.write.open.stop);
-      }
+      if (!options_.write.dry_run) check_payload(adapter);
       add_notes(adapter.notes);
     }
     refuse_changed_bases();
+  }
+
+  void check_payload(Adapter& adapter) {
+    check_values(adapter, options_.write.open.stop);
+    if (options_.write.check == Check::None) return;
+    std::vector<uint32_t> tensors;
+    for (const AdapterTensor& tensor : adapter.tensors) {
+      tensors.push_back(tensor.tensor);
+    }
+    check_records_of(adapter.checkpoint, tensors, options_.write.open.stop,
+                     result_.written);
   }
 
   // Such an adapter belongs on what is left of the base model once its first
@@ -182,8 +193,7 @@ class Exporter {
       throw Error(ErrorCode::Unsupported,
                   "this model is quantised (quantization_config), and merging "
                   "needs the model in 16 bits: give that one" +
-                      std::string(is_weights_ ? " as PATH"
-                                              : ": " + command()),
+                      std::string(is_weights_ ? " as PATH" : ": " + command()),
                   {.file = file});
     }
   }
@@ -195,8 +205,7 @@ class Exporter {
       if (!adapter.config.base_model.empty()) named = adapter.config.base_model;
     }
     return "zckpt export-hf " + escape(path_) + " --base DIR -o OUT" +
-           (named.empty() ? ""
-                          : " (DIR: a folder with " + escape(named) + ")");
+           (named.empty() ? "" : " (DIR: a folder with " + escape(named) + ")");
   }
 
   // ---- the model ----
@@ -207,8 +216,8 @@ class Exporter {
     if (base_ != nullptr) {
       const Checkpoint checkpoint(base_);
       std::vector<std::string> ignored;
-      base = read_source_model(checkpoint, joined_.add(checkpoint), ignored)
-                 .model;
+      base =
+          read_source_model(checkpoint, joined_.add(checkpoint), ignored).model;
     }
     strip_module_prefix(base ? &*base : nullptr, source, result_.notes);
     std::function<bool(const std::string&)> in_files;
@@ -234,9 +243,9 @@ class Exporter {
 
   void refuse_missing(const SourceModel& source) const {
     if (source.missing.empty() && !source.partial) return;
-    const std::string what =
-        source.missing.empty() ? "the frozen weights"
-                               : count_of(source.missing.size(), "weight");
+    const std::string what = source.missing.empty()
+                                 ? "the frozen weights"
+                                 : count_of(source.missing.size(), "weight");
     throw Error(
         ErrorCode::Invalid,
         (source.quantized ? "the save holds " + what + " quantised"
@@ -313,7 +322,8 @@ class Exporter {
   // The folder that the tokenizer came from.
   std::string tokenizer_folder() const {
     for (const SideFile& file : result_.side_files) {
-      if (file.name.starts_with("tokenizer") || file.name.starts_with("vocab")) {
+      if (file.name.starts_with("tokenizer") ||
+          file.name.starts_with("vocab")) {
         return file.from;
       }
     }
@@ -347,9 +357,9 @@ class Exporter {
     settle_ties(joined, plan_, plan.dtype, options_.write.open.stop, *config_,
                 model_, result_.notes);
     const std::string tokenizer = tokenizer_folder();
-    settle_vocabulary(tokenizer.empty() ? std::nullopt
-                                        : tokenizer_size(tokenizer),
-                      model_, *config_, result_.notes);
+    settle_vocabulary(
+        tokenizer.empty() ? std::nullopt : tokenizer_size(tokenizer), model_,
+        *config_, result_.notes);
     const std::optional<DType> written =
         plan.dtype ? plan.dtype : common_dtype();
     if (written && config_->dtype() != written) config_->set_dtype(*written);
@@ -409,15 +419,14 @@ void refuse_adapter_alone(const std::string& path) {
   try {
     find_checkpoints(path, {});
   } catch (const Error&) {
-    const Adapter adapter = open_adapter(path);
+    const Adapter adapter = open_adapter(path, "");
     const std::string& base = adapter.config.base_model;
-    throw Error(ErrorCode::Invalid,
-                "this is an adapter alone; merge it into its base model: zckpt "
-                "export-hf DIR --adapter " +
-                    escape(path) + " -o OUT" +
-                    (base.empty() ? ""
-                                  : " (DIR: a folder with " + escape(base) +
-                                        ")"));
+    throw Error(
+        ErrorCode::Invalid,
+        "this is an adapter alone; merge it into its base model: zckpt "
+        "export-hf DIR --adapter " +
+            escape(path) + " -o OUT" +
+            (base.empty() ? "" : " (DIR: a folder with " + escape(base) + ")"));
   }
 }
 
@@ -430,6 +439,12 @@ ExportResult export_hf(const std::string& path, const ExportOptions& options) {
   CheckedCheckpoint checked = open_checked(path, opening);
   ExportResult result;
   result.written = begin_result(checked, options.write);
+  if (has_live_adapter(*checked.checkpoint)) {
+    // Remarks on the base model's names.
+    std::erase_if(result.written.findings, [](const Finding& finding) {
+      return finding.severity == Severity::Note;
+    });
+  }
   Exporter(path, *checked.checkpoint, options, result).run();
   return result;
 }

@@ -37,16 +37,15 @@ constexpr std::array<std::string_view, 3> kMixtralTypes{"mixtral", "minimax",
 constexpr std::array kMixtralInfixes{Rename{".mlp.", ".block_sparse_moe."}};
 
 constexpr std::array<std::string_view, 1> kPhiMoeTypes{"phimoe"};
-constexpr std::array kPhiMoeInfixes{
-    Rename{".mlp.", ".block_sparse_moe."},
-    Rename{".router.weight", ".gate.weight"}};
+constexpr std::array kPhiMoeInfixes{Rename{".mlp.", ".block_sparse_moe."},
+                                    Rename{".router.weight", ".gate.weight"}};
 
 constexpr std::array<std::string_view, 20> kQwenMoeTypes{
-    "qwen2_moe",     "afmoe",         "deepseek_v2",  "deepseek_v3",
-    "deepseek_v32",  "dots1",         "ernie4_5_moe", "glm4_moe",
-    "glm4_moe_lite", "glm_moe_dsa",   "glm4v_moe",    "longcat_flash",
-    "solar_open",    "qwen3_moe",     "qwen3_next",   "hunyuan_v1_moe",
-    "flex_olmo",     "olmoe",         "exaone_moe",   "cohere2_moe"};
+    "qwen2_moe",     "afmoe",       "deepseek_v2",  "deepseek_v3",
+    "deepseek_v32",  "dots1",       "ernie4_5_moe", "glm4_moe",
+    "glm4_moe_lite", "glm_moe_dsa", "glm4v_moe",    "longcat_flash",
+    "solar_open",    "qwen3_moe",   "qwen3_next",   "hunyuan_v1_moe",
+    "flex_olmo",     "olmoe",       "exaone_moe",   "cohere2_moe"};
 
 constexpr std::array<std::string_view, 2> kQwenVlTypes{"qwen2_vl",
                                                        "qwen2_5_vl"};
@@ -54,9 +53,9 @@ constexpr std::array kQwenVlPrefixes{Rename{"model.language_model.", "model."},
                                      Rename{"model.visual.", "visual."}};
 
 constexpr std::array<std::string_view, 12> kLlavaTypes{
-    "llava",    "aria",       "paligemma", "aya_vision",       "got_ocr2",
-    "gemma3",   "internvl",   "vipllava",  "mistral3",         "llava_next",
-    "llava_next_video", "llava_onevision"};
+    "llava",    "aria",       "paligemma",        "aya_vision",
+    "got_ocr2", "gemma3",     "internvl",         "vipllava",
+    "mistral3", "llava_next", "llava_next_video", "llava_onevision"};
 constexpr std::array kLlavaPrefixes{
     Rename{"model.language_model.", "language_model.model."},
     Rename{"lm_head.", "language_model.lm_head."},
@@ -130,8 +129,8 @@ void take_apart(const NamedTensor& fused, const Experts& experts, Model& out) {
   for (uint64_t e = 0; e < fused.shape[0]; ++e) {
     const std::string expert = path + std::to_string(e) + ".";
     const auto add = [&](std::string_view which) {
-      out.add(part_of(fused, expert + std::string(which) + ".weight", rows,
-                      first));
+      out.add(
+          part_of(fused, expert + std::string(which) + ".weight", rows, first));
       first += size;
     };
     if (both) {
@@ -201,7 +200,8 @@ void convert_to_hub_names(
     notes.push_back(
         "experts are fused, as transformers 5 keeps some models in memory (" +
         escape(fused->name) + "), and no rule is known for the model type " +
-        escape(model_type) + ": written as they are, other loaders may not "
+        escape(model_type) +
+        ": written as they are, other loaders may not "
         "know these names");
   }
 }

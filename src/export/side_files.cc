@@ -18,21 +18,26 @@ using nlohmann::json;
 
 // What a tokenizer's words are in. One of them makes it whole.
 constexpr const char* kVocabularies[] = {
-    "tokenizer.json", "vocab.json",  "vocab.txt",
+    "tokenizer.json",  "vocab.json",   "vocab.txt",
     "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
     "spm.model",       "tekken.json",  "qwen.tiktoken",
     "source.spm"};
-constexpr const char* kTokenizerFiles[] = {
-    "tokenizer_config.json", "special_tokens_map.json",
-    "added_tokens.json",     "merges.txt",
-    "chat_template.jinja",   "chat_template.json",
-    "normalizer.json",       "bpe.codes",
-    "target.spm"};
-constexpr const char* kOtherFiles[] = {
-    "generation_config.json",          "preprocessor_config.json",
-    "processor_config.json",           "video_preprocessor_config.json",
-    "image_processor_config.json",     "value_head.safetensors",
-    "value_head.bin"};
+constexpr const char* kTokenizerFiles[] = {"tokenizer_config.json",
+                                           "special_tokens_map.json",
+                                           "added_tokens.json",
+                                           "merges.txt",
+                                           "chat_template.jinja",
+                                           "chat_template.json",
+                                           "normalizer.json",
+                                           "bpe.codes",
+                                           "target.spm"};
+constexpr const char* kOtherFiles[] = {"generation_config.json",
+                                       "preprocessor_config.json",
+                                       "processor_config.json",
+                                       "video_preprocessor_config.json",
+                                       "image_processor_config.json",
+                                       "value_head.safetensors",
+                                       "value_head.bin"};
 
 bool has(const std::string& folder, const std::string& name) {
   std::error_code ignored;

@@ -56,8 +56,7 @@ class SourceReader {
       add(own, checkpoint_.find(name));
     }
     if (stripped_) {
-      notes.push_back(
-          "prefixes of the training run were taken off the names");
+      notes.push_back("prefixes of the training run were taken off the names");
     }
     source_.partial = checkpoint_.facts().frozen_excluded;
     return std::move(source_);
@@ -98,8 +97,7 @@ template <typename Ends>
 std::string find_by_end(const Model& model, const Ends& ends) {
   for (const std::string_view end : ends) {
     for (const NamedTensor& tensor : model.tensors()) {
-      if (tensor.name == end ||
-          tensor.name.ends_with("." + std::string(end))) {
+      if (tensor.name == end || tensor.name.ends_with("." + std::string(end))) {
         return tensor.name;
       }
     }
@@ -171,10 +169,11 @@ class BaseFiller {
     }
     const std::string path = experts_path(name);
     if (path.empty()) {
-      refuse("the save left this weight out, and the nearest names in the base "
-             "model are " +
-                 base_.nearest(name) + ", in ",
-             name);
+      refuse(
+          "the save left this weight out, and the nearest names in the base "
+          "model are " +
+              base_.nearest(name) + ", in ",
+          name);
     }
     for (const NamedTensor& tensor : base_.tensors()) {
       if (tensor.name.starts_with(path) &&
@@ -242,9 +241,10 @@ void strip_module_prefix(const Model* base, SourceModel& source,
                          std::vector<std::string>& notes) {
   constexpr std::string_view kPrefix = "model.";
   const auto& tensors = source.model.tensors();
-  const bool all = std::all_of(
-      tensors.begin(), tensors.end(),
-      [&](const NamedTensor& tensor) { return tensor.name.starts_with(kPrefix); });
+  const bool all = std::all_of(tensors.begin(), tensors.end(),
+                               [&](const NamedTensor& tensor) {
+                                 return tensor.name.starts_with(kPrefix);
+                               });
   if (!all || tensors.empty()) return;
   const auto in_base = [&](std::string_view name) {
     return base->find(name) != nullptr;
@@ -261,7 +261,9 @@ void strip_module_prefix(const Model* base, SourceModel& source,
     }
   }
   if (stripped <= as_they_are) return;
-  const auto cut = [&](std::string name) { return name.substr(kPrefix.size()); };
+  const auto cut = [&](std::string name) {
+    return name.substr(kPrefix.size());
+  };
   Model model;
   for (const NamedTensor& tensor : tensors) {
     NamedTensor copy = tensor;

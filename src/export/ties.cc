@@ -87,8 +87,8 @@ class TieSettler {
 }  // namespace
 
 void add_configured_tie(const ConfigFile& config, Model& model) {
-  const bool tied = config.tie_word_embeddings().value_or(
-      config.ties_by_default());
+  const bool tied =
+      config.tie_word_embeddings().value_or(config.ties_by_default());
   const std::string embedding = embedding_name(model);
   if (!tied || embedding.empty()) return;
   std::string head = head_name(model);
@@ -121,11 +121,11 @@ void settle_ties(const Checkpoint& checkpoint, const LoraPlan& plan,
     if (!settler.equal(*model.find(alias), *model.find(kept))) {
       if (tied && alias == head) config.set_tie_word_embeddings(false);
       if (tied) {
-        notes.push_back(escape(alias) + " and " + escape(kept) +
-                        " were one weight and differ now: both are written" +
-                        (alias == head
-                             ? ", and the config says tie_word_embeddings: false"
-                             : ""));
+        notes.push_back(
+            escape(alias) + " and " + escape(kept) +
+            " were one weight and differ now: both are written" +
+            (alias == head ? ", and the config says tie_word_embeddings: false"
+                           : ""));
       }
       continue;
     }
@@ -169,8 +169,7 @@ void settle_vocabulary(std::optional<uint64_t> tokenizer_size,
   config.set_vocab_size(rows);
   if (tokenizer_size && *tokenizer_size <= std::min(rows, *said) &&
       rows > *said) {
-    notes.push_back("the tokenizer knows " +
-                    count_of(*tokenizer_size, "id") +
+    notes.push_back("the tokenizer knows " + count_of(*tokenizer_size, "id") +
                     " of them: the tokens that were added are not in it");
   }
 }

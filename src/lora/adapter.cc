@@ -33,16 +33,19 @@ bool has_shards(const std::string& folder) {
 }
 
 // What to do about an adapter that was saved without its values.
-std::string way_out(const std::string& folder) {
+std::string way_out(const std::string& folder, const std::string& base) {
+  const std::string end = " --base " + (base.empty() ? "DIR" : escape(base)) +
+                          " -o OUT";
   if (has_shards(folder)) {
     return ": it was saved ungathered under ZeRO-3, and the trained values are "
            "in the shards beside it. Give the checkpoint instead: zckpt "
            "export-hf " +
-           escape(folder) + " -o OUT";
+           escape(folder) + end;
   }
   return ": it was saved ungathered under ZeRO-3; the trained values are in "
          "the shards of a checkpoint (global_step*) of the same run: zckpt "
-         "export-hf CHECKPOINT -o OUT";
+         "export-hf CHECKPOINT" +
+         end;
 }
 
 void refuse_unknown(const AdapterConfig& config, const std::string& file) {
@@ -58,7 +61,8 @@ void refuse_unknown(const AdapterConfig& config, const std::string& file) {
 
 class FolderReader {
  public:
-  explicit FolderReader(const std::string& folder) : folder_(folder) {}
+  FolderReader(const std::string& folder, const std::string& base)
+      : folder_(folder), base_(base) {}
 
   Adapter read() {
     const std::string file = (fs::path(folder_) / kAdapterConfigName).string();
@@ -85,10 +89,10 @@ class FolderReader {
   AdapterConfig read_config(const std::string& file) const {
     std::error_code ignored;
     if (!fs::exists(file, ignored)) {
-      throw Error(ErrorCode::Invalid,
-                  std::string("this is no adapter: there is no ") +
-                      kAdapterConfigName,
-                  {.file = folder_});
+      throw Error(
+          ErrorCode::Invalid,
+          std::string("this is no adapter: there is no ") + kAdapterConfigName,
+          {.file = folder_});
     }
     AdapterConfig config =
         parse_adapter_config(read_text_file(file, kAdapterConfigCap), file);
@@ -111,7 +115,7 @@ class FolderReader {
                      ? "the adapter holds no tensors"
                      : std::to_string(empty) + " of its " +
                            count_of(tensors.size(), "tensor") + " are empty") +
-                    way_out(folder_),
+                    way_out(folder_, base_),
                 {.file = weights_file(checkpoint)});
   }
 
@@ -176,7 +180,8 @@ class FolderReader {
     if (a.shape != b.shape || a.dtype != b.dtype) return false;
     for (uint64_t at = 0; at < a.numel; at += kChunk) {
       const uint64_t count = std::min(kChunk, a.numel - at);
-      std::vector<std::byte> left(static_cast<size_t>(count * size_of(a.dtype)));
+      std::vector<std::byte> left(
+          static_cast<size_t>(count * size_of(a.dtype)));
       std::vector<std::byte> right(left.size());
       checkpoint.read(a, at, count, left);
       checkpoint.read(b, at, count, right);
@@ -211,16 +216,18 @@ class FolderReader {
   }
 
   const std::string& folder_;
+  const std::string& base_;
 };
 
 }  // namespace
 
-Adapter open_adapter(const std::string& folder) {
+Adapter open_adapter(const std::string& folder,
+                     const std::string& base_folder) {
   std::error_code ignored;
   if (!fs::exists(folder, ignored)) {
     throw Error(ErrorCode::Io, "no such folder", {.file = folder});
   }
-  return FolderReader(folder).read();
+  return FolderReader(folder, base_folder).read();
 }
 
 Adapter live_adapter(const Checkpoint& checkpoint,
@@ -234,12 +241,11 @@ Adapter live_adapter(const Checkpoint& checkpoint,
                   .is_live = true,
                   .notes = std::move(found.notes)};
   for (const LivePart& part : found.parts) {
-    AdapterTensor tensor{
-        .part = part.live.part,
-        .is_embedding = part.live.is_embedding,
-        .target = part.live.module,
-        .tensor = static_cast<uint32_t>(part.tensor -
-                                        checkpoint.tensors().data())};
+    AdapterTensor tensor{.part = part.live.part,
+                         .is_embedding = part.live.is_embedding,
+                         .target = part.live.module,
+                         .tensor = static_cast<uint32_t>(
+                             part.tensor - checkpoint.tensors().data())};
     if (tensor.part == AdapterPart::SavedModule) {
       tensor.part = AdapterPart::Replacement;
       tensor.target =

@@ -47,7 +47,9 @@ struct Adapter {
 // Errors: Invalid where it is none; Corrupt, Unsupported with file and tensor
 //         for what cannot be merged: no tensors, empty ones, names that are no
 //         adapter's, methods and options that are not known.
-Adapter open_adapter(const std::string& folder);
+// `base_folder` is for messages.
+Adapter open_adapter(const std::string& folder,
+                     const std::string& base_folder);
 
 // The live adapter of a checkpoint. Errors: those of find_live_adapter;
 // Unsupported as open_adapter.

@@ -96,7 +96,7 @@ class Applier {
   // The weight that a tensor is for; null where the model has none.
   NamedTensor* weight_of(const AdapterTensor& tensor) const {
     const bool is_weight = tensor.part == AdapterPart::Replacement;
-    const char* end = is_weight                            ? ""
+    const char* end = is_weight                             ? ""
                       : tensor.part == AdapterPart::BiasOfB ? ".bias"
                                                             : ".weight";
     if (NamedTensor* found = model_.find(tensor.target + end)) return found;
@@ -120,14 +120,16 @@ class Applier {
     const bool bias = lost->part == AdapterPart::BiasOfB;
     refuse(*lost,
            (bias ? "the base model has no bias here to add it to"
-                 : count == adapter_.tensors.size()
-                       ? "none of the adapter's " +
-                             count_of(count, "tensor") +
-                             " has a place in the base model"
-                       : std::to_string(count) + " of the adapter's " +
-                             count_of(adapter_.tensors.size(), "tensor") +
-                             " have no place in the base model") +
-               "; the nearest names there: " + model_.nearest(lost->target));
+            : count == adapter_.tensors.size()
+                ? "none of the adapter's " + count_of(count, "tensor") +
+                      " has a place in the base model"
+                : std::to_string(count) + " of the adapter's " +
+                      count_of(adapter_.tensors.size(), "tensor") +
+                      " have no place in the base model") +
+               "; the nearest names there: " + model_.nearest(
+                   lost->part == AdapterPart::Replacement
+                       ? lost->target
+                       : lost->target + (bias ? ".bias" : ".weight")));
   }
 
   uint32_t number(const AdapterTensor& tensor) const {
@@ -175,9 +177,9 @@ class Applier {
                          ": a vocabulary is never cut");
     }
     const std::string name = weight->name;
-    for (const std::string& each :
-         tensor.of_base ? model_.tied_with(name)
-                        : std::vector<std::string>{name}) {
+    for (const std::string& each : tensor.of_base
+                                       ? model_.tied_with(name)
+                                       : std::vector<std::string>{name}) {
       // A side that the adapter itself replaces is not taken along.
       if (each != name && model_.replaced_by.contains(each)) continue;
       NamedTensor& target = *model_.find(each);
@@ -229,8 +231,7 @@ class Applier {
         return rows;
       }
     }
-    refuse(tensor,
-           "trainable_token_indices does not say which rows these are");
+    refuse(tensor, "trainable_token_indices does not say which rows these are");
   }
 
   void replace_rows(const AdapterTensor& tensor) {
@@ -257,12 +258,11 @@ class Applier {
   }
 
   bool has_tokens(const std::string& weight) const {
-    return std::any_of(
-        adapter_.tensors.begin(), adapter_.tensors.end(),
-        [&](const AdapterTensor& tensor) {
-          return tensor.part == AdapterPart::Tokens &&
-                 tensor.target + ".weight" == weight;
-        });
+    return std::any_of(adapter_.tensors.begin(), adapter_.tensors.end(),
+                       [&](const AdapterTensor& tensor) {
+                         return tensor.part == AdapterPart::Tokens &&
+                                tensor.target + ".weight" == weight;
+                       });
   }
 
   void splice(const AdapterTensor& tensor, const std::vector<uint64_t>& rows,
@@ -277,13 +277,12 @@ class Applier {
     std::map<uint64_t, uint64_t> from;  // row of the weight -> row given
     for (size_t i = 0; i < rows.size(); ++i) {
       if (rows[i] >= weight.shape[0] || !from.emplace(rows[i], i).second) {
-        refuse(tensor, "trainable_token_indices lists row " +
-                           std::to_string(rows[i]) + " of " +
-                           escape(weight.name) +
-                           (rows[i] >= weight.shape[0]
-                                ? ", which has " +
-                                      std::to_string(weight.shape[0])
-                                : " twice"));
+        refuse(tensor,
+               "trainable_token_indices lists row " + std::to_string(rows[i]) +
+                   " of " + escape(weight.name) +
+                   (rows[i] >= weight.shape[0]
+                        ? ", which has " + std::to_string(weight.shape[0])
+                        : " twice"));
       }
     }
     const PlannedRun whole = weight.runs.front();
@@ -297,9 +296,8 @@ class Applier {
     };
     for (const auto& [row, given] : from) {
       keep(row);
-      runs.push_back({.tensor = number(tensor),
-                      .first = given * cols,
-                      .numel = cols});
+      runs.push_back(
+          {.tensor = number(tensor), .first = given * cols, .numel = cols});
       next = row + 1;
     }
     keep(weight.shape[0]);
@@ -328,10 +326,11 @@ class Applier {
 
   void add_factors(const std::string& module, const Factors& factors) {
     if (factors.a == nullptr || factors.b == nullptr) {
-      const AdapterTensor& there = factors.a != nullptr      ? *factors.a
-                                   : factors.b != nullptr    ? *factors.b
-                                   : factors.bias != nullptr ? *factors.bias
-                                                             : *factors.magnitude;
+      const AdapterTensor& there = factors.a != nullptr   ? *factors.a
+                                   : factors.b != nullptr ? *factors.b
+                                   : factors.bias != nullptr
+                                       ? *factors.bias
+                                       : *factors.magnitude;
       refuse(there, std::string("its counterpart lora_") +
                         (factors.a == nullptr ? "A" : "B") + " is not here");
     }

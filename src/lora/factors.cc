@@ -82,10 +82,9 @@ Factors::Matrix Factors::right(const LoraTerm& term, uint64_t first,
   }
   if (matrices_.size() >= kept_) matrices_.pop_back();
   auto matrix = std::make_shared<const std::vector<float>>(
-      transposed
-          ? transpose(block(tensor, first, count, 0, term.rank), count,
-                      term.rank)
-          : block(tensor, 0, term.rank, first, count));
+      transposed ? transpose(block(tensor, first, count, 0, term.rank), count,
+                             term.rank)
+                 : block(tensor, 0, term.rank, first, count));
   matrices_.push_front({tensor, first, matrix});
   return matrix;
 }

@@ -51,7 +51,7 @@ class Factors {
   const Checkpoint& checkpoint_;
   const uint64_t piece_bytes_;
   const size_t kept_;
-  std::mutex mutex_;      // guards: matrices_
+  std::mutex mutex_;          // guards: matrices_
   std::list<Kept> matrices_;  // most recent first
 };
 

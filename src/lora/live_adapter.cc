@@ -226,10 +226,9 @@ class Finder {
         saved.insert(part.live.module);
       }
     }
-    found_.config_text =
-        make_adapter_config(found_.ranks, saved, *options_.lora_alpha,
-                            found_.has(AdapterPart::Magnitude),
-                            found_.has(AdapterPart::BiasOfB));
+    found_.config_text = make_adapter_config(
+        found_.ranks, saved, *options_.lora_alpha,
+        found_.has(AdapterPart::Magnitude), found_.has(AdapterPart::BiasOfB));
     found_.config = parse_adapter_config(found_.config_text, "");
     found_.notes.push_back(
         "adapter_config.json was made with the alpha given and PEFT's "
@@ -273,9 +272,8 @@ class Finder {
 }  // namespace
 
 bool LiveAdapter::has(AdapterPart part) const {
-  return std::any_of(parts.begin(), parts.end(), [&](const LivePart& it) {
-    return it.live.part == part;
-  });
+  return std::any_of(parts.begin(), parts.end(),
+                     [&](const LivePart& it) { return it.live.part == part; });
 }
 
 bool has_live_adapter(const Checkpoint& checkpoint) {

@@ -16,8 +16,8 @@
 namespace zckpt {
 
 struct LiveAdapterOptions {
-  std::string adapter_name;    // empty: the only one there is
-  std::string adapter_config;  // a file; empty: the checkpoint's own
+  std::string adapter_name;          // empty: the only one there is
+  std::string adapter_config;        // a file; empty: the checkpoint's own
   std::optional<double> lora_alpha;  // where there is no config
 };
 

@@ -163,8 +163,9 @@ void LoraChanges::evaluate(uint32_t change, const Block& block, DType from,
   load(from, in, numbers.before);
   numbers.values = numbers.before;
   if constexpr (std::is_same_v<T, float>) {
-    // A tensor that replaces another is stored in that one's dtype.
-    round_to(plan_.changes[change].base, numbers.values, numbers.rounding);
+    // A tensor that replaces another is held in that one's dtype.
+    const DType base = plan_.changes[change].base;
+    if (from != base) round_to(base, numbers.values, numbers.rounding);
   }
   for (size_t i = 0; i < end; ++i) {
     add_term<T>(change, i, block, numbers);
@@ -272,8 +273,8 @@ void LoraChanges::find_scalings(uint32_t change, size_t term,
                                 Numbers<T>& numbers) {
   const LoraChange& all = plan_.changes[change];
   const bool columns = outputs_are_columns(all.terms[term].kind);
-  std::vector<double> norms(
-      static_cast<size_t>(columns ? all.cols : all.rows), 0.0);
+  std::vector<double> norms(static_cast<size_t>(columns ? all.cols : all.rows),
+                            0.0);
   const PlannedRun& run = all.runs.front();
   const Tensor& base = checkpoint_.tensors()[run.tensor];
   std::vector<std::byte> bytes;

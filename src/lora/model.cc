@@ -46,9 +46,9 @@ std::string Model::nearest(std::string_view name) const {
   for (const NamedTensor& tensor : tensors_) {
     ranked.emplace_back(common_end(tensor.name, name), tensor.name);
   }
-  std::stable_sort(ranked.begin(), ranked.end(), [](const auto& a, const auto& b) {
-    return a.first > b.first;
-  });
+  std::stable_sort(
+      ranked.begin(), ranked.end(),
+      [](const auto& a, const auto& b) { return a.first > b.first; });
   std::string text;
   for (size_t i = 0; i < std::min(kShown, ranked.size()); ++i) {
     text += (text.empty() ? "" : ", ") + escape(ranked[i].second);

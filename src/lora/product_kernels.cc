@@ -76,9 +76,10 @@ constexpr ProductKernels kPortable{multiply_portable<float>,
 
 // Dispatched by hand, as in base/cast_kernels.cc.
 #define ZCKPT_AVX2 __attribute__((target("avx2,fma")))
-#define ZCKPT_AVX512                                                    \
-  __attribute__((target("avx2,fma,avx512f,avx512bw,avx512vl,avx512dq," \
-                        "prefer-vector-width=512")))
+#define ZCKPT_AVX512                                        \
+  __attribute__((                                           \
+      target("avx2,fma,avx512f,avx512bw,avx512vl,avx512dq," \
+             "prefer-vector-width=512")))
 
 template <typename T>
 ZCKPT_AVX2 void multiply_avx2(const Product<T>& product) {

@@ -104,8 +104,8 @@ class Executor {
     for (const Buffers& buffers : buffers_) {
       result.overflowed += buffers.counts.overflowed;
     }
-    result.checked_records = checks_.checked();
-    result.unchecked_records = checks_.unchecked();
+    result.checked_records += checks_.checked();
+    result.unchecked_records += checks_.unchecked();
     result.reads = reads_;
     result.bytes_read = bytes_read_;
   }

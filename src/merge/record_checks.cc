@@ -3,9 +3,12 @@
 #include "merge/record_checks.h"
 
 #include <algorithm>
+#include <tuple>
 
 #include "base/crc32.h"
+#include "base/parallel.h"
 #include "base/text.h"
+#include "reader/checkpoint_data.h"
 #include "zckpt/error.h"
 
 namespace zckpt {
@@ -168,6 +171,51 @@ std::vector<ByteRange> RecordChecks::missing(bool all) {
     ranges.insert(ranges.end(), gaps.begin(), gaps.end());
   }
   return ranges;
+}
+
+void check_records_of(const Checkpoint& checkpoint,
+                      const std::vector<uint32_t>& tensors,
+                      const StopToken* stop, MergeResult& result) {
+  constexpr uint64_t kChunk = uint64_t{1} << 20;
+  std::vector<ByteRange> wanted;
+  for (const uint32_t index : tensors) {
+    const Tensor& tensor = checkpoint.tensors()[index];
+    checkpoint.extents(tensor, 0, tensor.numel, [&](const Extent& extent) {
+      wanted.push_back({extent.source, extent.offset,
+                        extent.offset + extent.numel * size_of(tensor.dtype)});
+    });
+  }
+  std::sort(wanted.begin(), wanted.end(), [](const auto& a, const auto& b) {
+    return std::tie(a.source, a.begin) < std::tie(b.source, b.begin);
+  });
+  const SourceSet& sources = *checkpoint.data().sources;
+  RecordChecks checks(sources);
+  std::vector<std::byte> bytes;
+  const auto read = [&](const std::vector<ByteRange>& ranges) {
+    for (const ByteRange& range : ranges) {
+      const auto source = sources.open(range.source);
+      uint32_t crc = 0;
+      for (uint64_t at = range.begin; at < range.end;) {
+        throw_if_stopped(stop);
+        const uint64_t size = std::min(kChunk, range.end - at);
+        bytes.resize(static_cast<size_t>(size));
+        source->read_at(at, bytes);
+        crc = crc32_update(crc, bytes);
+        at += size;
+      }
+      checks.add(range, crc);
+    }
+  };
+  for (const ByteRange& range : wanted) {
+    checks.enter(range.source);
+    checks.want(range.begin);
+    std::vector<ByteRange> claimed;
+    checks.claim(range.begin, range.end, claimed);
+    read(claimed);
+  }
+  read(checks.missing(/*all=*/true));
+  result.checked_records += checks.checked();
+  result.unchecked_records += checks.unchecked();
 }
 
 }  // namespace zckpt

@@ -13,6 +13,7 @@
 
 #include "reader/sources.h"
 #include "reader/torch_file.h"
+#include "zckpt/merge.h"
 
 namespace zckpt {
 
@@ -87,5 +88,12 @@ class RecordChecks {
   uint64_t checked_ = 0;
   uint64_t unchecked_ = 0;
 };
+
+// Reads the records that hold `tensors` of `checkpoint`, whole, and compares
+// their CRCs: for what is read by other ways than execute().
+// Errors: Corrupt as RecordChecks; Io; Interrupted.
+void check_records_of(const Checkpoint& checkpoint,
+                      const std::vector<uint32_t>& tensors,
+                      const StopToken* stop, MergeResult& result);
 
 }  // namespace zckpt

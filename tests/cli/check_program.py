@@ -31,7 +31,7 @@ def require(condition, message):
         raise Failed(message)
 
 
-TYPES = {"object": dict, "array": list, "string": str, "boolean": bool, "integer": int}
+TYPES = {"object": dict, "array": list, "string": str, "boolean": bool, "integer": int, "number": (int, float)}
 
 
 def validate(value, schema, place="$"):
@@ -112,6 +112,15 @@ class Program:
         for options in ([], ["--dry-run"]):
             document = self.document("writers.json", 0, "extract-lora", lora, "-o", "adapter", "--json", "--force", *options)
             require(document["lora"]["adapter"] == "default" and document["lora"]["modules"] == 4, "lora")
+            document = self.document("writers.json", 0, "export-hf", lora, "--base", lora.parent / "base", "-o", "hf", "--json",
+                                     "--force", *options)
+            require(document["lora"]["adapters"] == [{"adapter": "default", "weight": 1.0, "tensors": 8}], "adapters")
+            require(len(document["lora"]["weights"]) == (0 if options else 4), "weights")
+            require({f["name"] for f in document["side_files"]} < {f["name"] for f in document["files"]}, "side files")
+        one = self.fixtures / "lora/qwen2_lm_head_lora_tied_bf16"
+        document = self.document("writers.json", 0, "export-hf", one / "base", "--adapter", one / "adapter", "-o", "hf", "--json",
+                                 "--force")
+        require(document["config_changes"] == [{"key": "tie_word_embeddings", "before": True, "after": False}], "changes")
 
     def check_json_failure(self):
         (self.scratch / "full").mkdir()

@@ -70,5 +70,65 @@ TEST(ParseLiveName, LeavesEverythingElse) {
   }
 }
 
+TEST(ParseFileName, KnowsWhatPeftWrites) {
+  struct FileCase {
+    const char* name;
+    AdapterPart part;
+    const char* target;
+  };
+  const FileCase cases[] = {
+      {"base_model.model.m.q.lora_A.weight", AdapterPart::A, "m.q"},
+      {"base_model.model.m.q.lora_A.default.weight", AdapterPart::A, "m.q"},
+      {"base_model.model.m.q.lora_B.bias", AdapterPart::BiasOfB, "m.q"},
+      {"base_model.model.m.e.lora_embedding_B", AdapterPart::B, "m.e"},
+      {"base_model.model.m.q.lora_magnitude_vector", AdapterPart::Magnitude,
+       "m.q"},
+      {"base_model.model.m.q.lora_magnitude_vector.weight",
+       AdapterPart::Magnitude, "m.q"},
+      {"base_model.model.m.e.token_adapter.trainable_tokens_delta",
+       AdapterPart::Tokens, "m.e"},
+      {"base_model.model.m.q.base_layer.bias", AdapterPart::Replacement,
+       "m.q.bias"},
+      {"base_model.model.lm_head.weight", AdapterPart::Replacement,
+       "lm_head.weight"},
+      {"base_model.model.lm_head.modules_to_save.weight",
+       AdapterPart::Replacement, "lm_head.weight"},
+      {"base_model.model.score.modules_to_save.default.out.weight",
+       AdapterPart::Replacement, "score.out.weight"}};
+  for (const FileCase& it : cases) {
+    const auto file = parse_file_name(it.name);
+    ASSERT_TRUE(file) << it.name;
+    EXPECT_EQ(file->part, it.part) << it.name;
+    EXPECT_EQ(file->target, it.target) << it.name;
+  }
+  EXPECT_EQ(parse_file_name("base_model.model.h.original_module.weight")->part,
+            AdapterPart::Ignored);
+  EXPECT_TRUE(
+      parse_file_name("base_model.model.e.lora_embedding_A")->is_embedding);
+}
+
+TEST(ParseFileName, LeavesEverythingElse) {
+  for (const char* name :
+       {"", "m.q.lora_A.weight", "base_model.model.",
+        "base_model.model.lora_A.weight", "base_model.model.q.lora_A.bias",
+        "base_model.model.q.lora_A.a.b.weight"}) {
+    EXPECT_FALSE(parse_file_name(name)) << name;
+  }
+}
+
+TEST(BaseName, TakesOffWhatIsNotTheModels) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"model.q.weight", "model.q.weight"},
+      {"module._orig_mod.model.q.weight", "model.q.weight"},
+      {"base_model.model.model.q.base_layer.weight", "model.q.weight"},
+      {"module.base_model.model.lm_head.original_module.weight",
+       "lm_head.weight"},
+      {"base_model.model.e.token_adapter.base_layer.weight", "e.weight"},
+      {"model.base_model.model.model.q.weight", "model.q.weight"}};
+  for (const auto& [name, expected] : cases) {
+    EXPECT_EQ(base_name(name), expected);
+  }
+}
+
 }  // namespace
 }  // namespace zckpt

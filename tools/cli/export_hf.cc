@@ -98,8 +98,8 @@ Json result_json(const ExportResult& result, const ExportVerb& verb) {
   for (const ConfigChange& change : result.config_changes) {
     changes.push_back(
         {{"key", change.key},
-         {"before", change.before.empty() ? Json(nullptr)
-                                          : Json::parse(change.before)},
+         {"before",
+          change.before.empty() ? Json(nullptr) : Json::parse(change.before)},
          {"after", Json::parse(change.after)}});
   }
   json["config_changes"] = std::move(changes);
@@ -116,11 +116,10 @@ Json result_json(const ExportResult& result, const ExportVerb& verb) {
 void print_lora(const ExportResult& result, const ExportVerb& verb,
                 Terminal& terminal) {
   for (const MergedAdapter& adapter : result.adapters) {
-    terminal.note("adapter " + escape(adapter.label) + ": " +
-                  count_of(adapter.tensors, "tensor") + ", each used once" +
-                  (adapter.weight == 1
-                       ? ""
-                       : ", weight " + digits(adapter.weight)));
+    terminal.note(
+        "adapter " + escape(adapter.label) + ": " +
+        count_of(adapter.tensors, "tensor") + ", each used once" +
+        (adapter.weight == 1 ? "" : ", weight " + digits(adapter.weight)));
   }
   if (result.lora.empty()) return;
   double most = 0;
@@ -134,12 +133,11 @@ void print_lora(const ExportResult& result, const ExportVerb& verb,
                   digits(report.max_delta) + ", " + digits(report.mean_delta) +
                   " in the mean");
   }
-  terminal.note("merged into " + count_of(result.lora.size(), "weight") +
-                " (" + verb.math + "), |delta| at most " + digits(most) +
-                (unchanged == 0
-                     ? ""
-                     : "; " + count_of(unchanged, "weight") +
-                           " did not change at all"));
+  terminal.note("merged into " + count_of(result.lora.size(), "weight") + " (" +
+                verb.math + "), |delta| at most " + digits(most) +
+                (unchanged == 0 ? ""
+                                : "; " + count_of(unchanged, "weight") +
+                                      " did not change at all"));
 }
 
 void print_folder(const ExportResult& result, Terminal& terminal) {
@@ -153,8 +151,8 @@ void print_folder(const ExportResult& result, Terminal& terminal) {
   }
   std::string changes;
   for (const ConfigChange& change : result.config_changes) {
-    changes += (changes.empty() ? ", with " : ", ") + escape(change.key) +
-               " " + escape(change.after);
+    changes += (changes.empty() ? ", with " : ", ") + escape(change.key) + " " +
+               escape(change.after);
   }
   terminal.note("config.json is that of " + escape(result.config_from) +
                 changes);
@@ -184,8 +182,7 @@ int run_export(ExportVerb& verb, const Context& context) {
 Verb add_export_hf(CLI::App& app) {
   const auto verb = std::make_shared<ExportVerb>();
   CLI::App* command = app.add_subcommand(
-      "export-hf",
-      "Write a folder that transformers loads, with LoRA merged");
+      "export-hf", "Write a folder that transformers loads, with LoRA merged");
   verb->common.add_to(*command);
   verb->writer.dtype = "auto";
   verb->writer.auto_dtype = true;
