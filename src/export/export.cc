@@ -76,8 +76,8 @@ class Exporter {
                                options_.lora_alpha}));
     }
     for (const AdapterChoice& choice : options_.adapters) {
-      adapters_.push_back(open_adapter(
-          choice.path, is_weights_ ? path_ : options_.base));
+      adapters_.push_back(
+          open_adapter(choice.path, is_weights_ ? path_ : options_.base));
       adapters_.back().weight = choice.weight;
     }
     for (Adapter& adapter : adapters_) {

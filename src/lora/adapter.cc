@@ -34,8 +34,8 @@ bool has_shards(const std::string& folder) {
 
 // What to do about an adapter that was saved without its values.
 std::string way_out(const std::string& folder, const std::string& base) {
-  const std::string end = " --base " + (base.empty() ? "DIR" : escape(base)) +
-                          " -o OUT";
+  const std::string end =
+      " --base " + (base.empty() ? "DIR" : escape(base)) + " -o OUT";
   if (has_shards(folder)) {
     return ": it was saved ungathered under ZeRO-3, and the trained values are "
            "in the shards beside it. Give the checkpoint instead: zckpt "

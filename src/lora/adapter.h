@@ -48,8 +48,7 @@ struct Adapter {
 //         for what cannot be merged: no tensors, empty ones, names that are no
 //         adapter's, methods and options that are not known.
 // `base_folder` is for messages.
-Adapter open_adapter(const std::string& folder,
-                     const std::string& base_folder);
+Adapter open_adapter(const std::string& folder, const std::string& base_folder);
 
 // The live adapter of a checkpoint. Errors: those of find_live_adapter;
 // Unsupported as open_adapter.

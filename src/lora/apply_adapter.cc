@@ -118,18 +118,18 @@ class Applier {
     }
     if (lost == nullptr) return;
     const bool bias = lost->part == AdapterPart::BiasOfB;
-    refuse(*lost,
-           (bias ? "the base model has no bias here to add it to"
-            : count == adapter_.tensors.size()
-                ? "none of the adapter's " + count_of(count, "tensor") +
-                      " has a place in the base model"
-                : std::to_string(count) + " of the adapter's " +
-                      count_of(adapter_.tensors.size(), "tensor") +
-                      " have no place in the base model") +
-               "; the nearest names there: " + model_.nearest(
-                   lost->part == AdapterPart::Replacement
-                       ? lost->target
-                       : lost->target + (bias ? ".bias" : ".weight")));
+    refuse(*lost, (bias ? "the base model has no bias here to add it to"
+                   : count == adapter_.tensors.size()
+                       ? "none of the adapter's " + count_of(count, "tensor") +
+                             " has a place in the base model"
+                       : std::to_string(count) + " of the adapter's " +
+                             count_of(adapter_.tensors.size(), "tensor") +
+                             " have no place in the base model") +
+                      "; the nearest names there: " +
+                      model_.nearest(lost->part == AdapterPart::Replacement
+                                         ? lost->target
+                                         : lost->target +
+                                               (bias ? ".bias" : ".weight")));
   }
 
   uint32_t number(const AdapterTensor& tensor) const {

@@ -299,8 +299,9 @@ std::vector<Finding> check_placeholders(const ShardSet& shards) {
              "it: the trained values are in the shards of " +
              escape(shards.where.tag) +
              (std::string_view(name).starts_with("adapter")
-                  ? ". zckpt extract-lora PATH -o OUT writes the adapter out "
-                    "of them"
+                  ? ". zckpt export-hf PATH --base DIR -o OUT writes the "
+                    "merged "
+                    "model out of them, extract-lora PATH -o OUT the adapter"
                   : ". zckpt merge PATH -o OUT gets them"),
          .file = name});
   }

@@ -43,7 +43,8 @@ Finding excluded_finding() {
           .message =
               "the save left frozen weights out (exclude_frozen_parameters, as "
               "the Trainer does for PEFT models): the full model is not here. "
-              "--exclude-frozen merges what is, extract-lora writes the "
+              "export-hf --base DIR takes them from the base model, "
+              "--exclude-frozen merges what is here, extract-lora writes the "
               "adapter of a LoRA run"};
 }
 

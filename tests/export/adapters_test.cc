@@ -40,8 +40,9 @@ std::vector<float> merged(
         const size_t in = a.shape[1];
         double product = 0;
         for (size_t k = 0; k < rank; ++k) {
-          product += transposed ? double{left[j * rank + k]} * right[k * in + i]
-                                : double{left[i * rank + k]} * right[k * in + j];
+          product += transposed
+                         ? double{left[j * rank + k]} * right[k * in + i]
+                         : double{left[i * rank + k]} * right[k * in + j];
         }
         sum += product * scale;
       }
@@ -58,14 +59,16 @@ class Adapters : public ExportCase {
   StoredTensor& factor(const std::string& end, size_t number = 0) {
     return adapters_[number].tensors[kQ + end];
   }
-  std::vector<float> q() { return values_of(written()["model.layers.0.q.weight"]); }
+  std::vector<float> q() {
+    return values_of(written()["model.layers.0.q.weight"]);
+  }
 };
 
 TEST_F(Adapters, IsAddedWithAlphaOverRank) {
   run();
-  EXPECT_EQ(q(), merged(base_["model.layers.0.q.weight"],
-                        {{factor(".lora_A.weight"), factor(".lora_B.weight"),
-                          2.0}}));
+  EXPECT_EQ(
+      q(), merged(base_["model.layers.0.q.weight"],
+                  {{factor(".lora_A.weight"), factor(".lora_B.weight"), 2.0}}));
   EXPECT_EQ(written()["model.layers.0.k.weight"],
             base_["model.layers.0.k.weight"]);
 }
@@ -76,17 +79,16 @@ TEST_F(Adapters, SeveralAreSummedByWeightAndRoundedOnce) {
   options_.adapters[0].weight = 0.25;
   options_.adapters[1].weight = -3;
   const ExportResult result = export_hf(path_, options_);
-  EXPECT_EQ(q(), merged(base_["model.layers.0.q.weight"],
-                        {{factor(".lora_A.weight"), factor(".lora_B.weight"),
-                          0.5},
-                         {factor(".lora_A.weight", 1),
-                          factor(".lora_B.weight", 1), -6.0}}));
+  EXPECT_EQ(q(),
+            merged(base_["model.layers.0.q.weight"],
+                   {{factor(".lora_A.weight"), factor(".lora_B.weight"), 0.5},
+                    {factor(".lora_A.weight", 1), factor(".lora_B.weight", 1),
+                     -6.0}}));
   ASSERT_EQ(result.lora.size(), 1U);
   EXPECT_EQ(result.lora[0].rank, 4U);
   double largest = 0;
   double total = 0;
-  const std::vector<float> before =
-      values_of(base_["model.layers.0.q.weight"]);
+  const std::vector<float> before = values_of(base_["model.layers.0.q.weight"]);
   for (size_t i = 0; i < before.size(); ++i) {
     const double delta = std::abs(double{q()[i]} - before[i]);
     largest = std::max(largest, delta);
@@ -122,8 +124,7 @@ TEST_F(Adapters, ASquareWeightIsTransposedOnlyWhereTheConfigSaysSo) {
 }
 
 TEST_F(Adapters, NoEffectIsSaid) {
-  factor(".lora_B.weight") =
-      floats_of({5, 2}, std::vector<float>(10, 0.0F));
+  factor(".lora_B.weight") = floats_of({5, 2}, std::vector<float>(10, 0.0F));
   const ExportResult result = run();
   EXPECT_THAT(result.notes, Contains(HasSubstr("has no effect")));
   EXPECT_EQ(result.lora[0].max_delta, 0);
@@ -147,8 +148,7 @@ TEST_F(Adapters, ReplacedRowsAreTheAdaptersOwn) {
     options_.write.force = true;
     run();
     const std::vector<float> rows = values_of(floats({2, 3}, 40));
-    std::vector<float> expected =
-        values_of(base_["model.embed_tokens.weight"]);
+    std::vector<float> expected = values_of(base_["model.embed_tokens.weight"]);
     std::copy(rows.begin(), rows.begin() + 3, expected.begin() + 15);
     std::copy(rows.begin() + 3, rows.end(), expected.begin() + 3);
     EXPECT_EQ(values_of(written()["model.embed_tokens.weight"]), expected);
@@ -203,167 +203,170 @@ TEST_P(Refused, WithTheTensor) {
   EXPECT_FALSE(fs::exists(folder_ / "out"));
 }
 
-#define CHANGE                                                  \
-  []([[maybe_unused]] std::map<std::string, StoredTensor> & t,  \
-     [[maybe_unused]] nlohmann::ordered_json & config,          \
-     [[maybe_unused]] std::map<std::string, StoredTensor>&base, \
-     [[maybe_unused]] ExportOptions& options)
+#define CHANGE                                                    \
+  []([[maybe_unused]] std::map<std::string, StoredTensor> & t,    \
+     [[maybe_unused]] nlohmann::ordered_json & config,            \
+     [[maybe_unused]] std::map<std::string, StoredTensor> & base, \
+     [[maybe_unused]] ExportOptions & options)
 
 const std::string kTokens = kEmbed + ".token_adapter.trainable_tokens_delta";
 
 const Refusal kRefusals[] = {
-    {"PartTwice",
-     CHANGE { t[kQ + ".lora_A.default.weight"] = floats({2, 3}, 9); },
-     ErrorCode::Corrupt, "twice"},
-    {"FactorsDoNotFit", CHANGE { t[kQ + ".lora_B.weight"] = floats({5, 3}, 9); },
-     ErrorCode::Corrupt, "do not fit each other"},
-    {"OtherDimensions",
-     CHANGE { t[kQ + ".lora_B.weight"] = floats({5, 2, 1}, 9); },
-     ErrorCode::Unsupported, "other modules than linear ones"},
-    {"FactorOfIntegers", CHANGE { t[kQ + ".lora_B.weight"].dtype = "I32"; },
-     ErrorCode::Unsupported, "factors of the type"},
-    {"NoFactorA", CHANGE { t.erase(kQ + ".lora_A.weight"); },
-     ErrorCode::Corrupt, "counterpart lora_A"},
-    {"Infinite",
-     CHANGE {
-       std::vector<float> values(6, 1.0F);
-       values[4] = std::numeric_limits<float>::infinity();
-       t[kQ + ".lora_A.weight"] = floats_of({2, 3}, values);
-     },
-     ErrorCode::Corrupt, "the first is element 4"},
-    {"TransposedUnsaid",
-     CHANGE {
-       base["model.layers.0.q.weight"] = floats({3, 5}, 2);
-     },
-     ErrorCode::Corrupt, "does not say fan_in_fan_out"},
-    {"BaseOfIntegers",
-     CHANGE {
-       base["model.layers.0.q.weight"] = {
-           .dtype = "I32", .shape = {5, 3}, .bytes = std::string(60, '\1')};
-     },
-     ErrorCode::Unsupported, "quantised base"},
-    {"BaseOfDoubles",
-     CHANGE {
-       base["model.layers.0.q.weight"] = {
-           .dtype = "F64", .shape = {5, 3}, .bytes = std::string(120, '\0')};
-       options.math = LoraMath::Peft;
-     },
-     ErrorCode::Unsupported, "no float64 base"},
-    {"UnknownKey", CHANGE { config["use_something_new"] = true; },
-     ErrorCode::Unsupported, "use_something_new"},
-    {"LayerReplication",
-     CHANGE { config["layer_replication"] = {{0, 1}, {0, 1}}; },
-     ErrorCode::Unsupported, "layer_replication"},
-    {"NoName", CHANGE { t["model.layers.0.q.lora_A.weight"] = floats({2}, 1); },
-     ErrorCode::Corrupt, "no name of an adapter's tensor"},
-    {"NoNameOfAPart",
-     CHANGE { t[kQ + ".lora_A.bias"] = floats({2}, 1); }, ErrorCode::Corrupt,
-     "no name of an adapter's tensor"},
-    {"ReplacedByAnotherShape",
-     CHANGE {
-       t[kK + ".weight"] = floats({4, 3}, 5);
-       config["modules_to_save"] = {"k"};
-     },
-     ErrorCode::Corrupt, "its shape is [4, 3]"},
-    {"VocabularyCut",
-     CHANGE {
-       t[kEmbed + ".weight"] = floats({5, 3}, 5);
-       config["modules_to_save"] = {"embed_tokens"};
-     },
-     ErrorCode::Corrupt, "never cut"},
-    {"ReplacedAndScaled",
-     CHANGE {
-       t[kK + ".weight"] = floats({3, 3}, 5);
-       config["modules_to_save"] = {"k"};
-       options.adapters = {{.path = "", .weight = 0.5}};
-     },
-     ErrorCode::Unsupported, "must be 1"},
-    {"CopiesDiffer",
-     CHANGE {
-       t[kEmbed + ".weight"] = floats({6, 3}, 5);
-       t[kEmbed + ".modules_to_save.weight"] = floats({6, 3}, 6);
-       config["modules_to_save"] = {"embed_tokens"};
-     },
-     ErrorCode::Corrupt, "and they differ"},
-    {"TokensOfNoModule",
-     CHANGE {
-       t[kTokens] = floats({1, 3}, 5);
-       config["trainable_token_indices"] = {{"other", {1}}};
-     },
-     ErrorCode::Corrupt, "which rows these are"},
-    {"TokensOfAnotherWidth",
-     CHANGE {
-       t[kTokens] = floats({1, 4}, 5);
-       config["trainable_token_indices"] = {1};
-     },
-     ErrorCode::Corrupt, "for 1 row of"},
-    {"TokensCounted",
-     CHANGE {
-       t[kTokens] = floats({2, 3}, 5);
-       config["trainable_token_indices"] = {1};
-     },
-     ErrorCode::Corrupt, "the tensors hold 2"},
-    {"TokensBeyond",
-     CHANGE {
-       t[kTokens] = floats({1, 3}, 5);
-       config["trainable_token_indices"] = {6};
-     },
-     ErrorCode::Corrupt, "which has 6"},
-    {"TokensTwice",
-     CHANGE {
-       t[kTokens] = floats({2, 3}, 5);
-       config["trainable_token_indices"] = {3, 3};
-     },
-     ErrorCode::Corrupt, "twice"},
-    {"TokensScaled",
-     CHANGE {
-       t[kTokens] = floats({1, 3}, 5);
-       config["trainable_token_indices"] = {1};
-       options.adapters = {{.path = "", .weight = 2}};
-     },
-     ErrorCode::Unsupported, "must be 1"},
-    {"TokensAndFactors",
-     CHANGE {
-       t[kTokens] = floats({1, 3}, 5);
-       config["trainable_token_indices"] = {1};
-       t[kEmbed + ".lora_embedding_A"] = floats({2, 6}, 5);
-       t[kEmbed + ".lora_embedding_B"] = floats({3, 2}, 5);
-     },
-     ErrorCode::Unsupported, "something else changes it too"},
-    {"MagnitudesOfAnotherModule",
-     CHANGE {
-       t[kQ + ".lora_magnitude_vector"] = floats({3}, 5);
-       config["use_dora"] = true;
-     },
-     ErrorCode::Corrupt, "for 5 outputs of"},
-    {"DoraScaled",
-     CHANGE {
-       t[kQ + ".lora_magnitude_vector"] = floats({5}, 5);
-       config["use_dora"] = true;
-       options.adapters = {{.path = "", .weight = 2}};
-     },
-     ErrorCode::Unsupported, "an adapter with DoRA cannot be scaled"},
-    {"DoraUnsaid",
-     CHANGE { t[kQ + ".lora_magnitude_vector"] = floats({5}, 5); },
-     ErrorCode::Corrupt, "use_dora"},
-    {"BiasOfAnotherModule",
-     CHANGE {
-       t[kQ + ".lora_B.bias"] = floats({4}, 5);
-       config["lora_bias"] = true;
-     },
-     ErrorCode::Corrupt, "its shape is [4]"},
-    {"NoBiasToAddTo",
-     CHANGE {
-       t[kQ + ".lora_B.bias"] = floats({5}, 5);
-       config["lora_bias"] = true;
-       base.erase("model.layers.0.q.bias");
-     },
-     ErrorCode::Corrupt, "has no bias here"},
-};
+    {"PartTwice", CHANGE{t[kQ + ".lora_A.default.weight"] = floats({2, 3}, 9);
+}  // namespace
+, ErrorCode::Corrupt, "twice"
+}  // namespace zckpt::test
+, {"FactorsDoNotFit", CHANGE{t[kQ + ".lora_B.weight"] = floats({5, 3}, 9);
+}
+, ErrorCode::Corrupt, "do not fit each other"
+}
+, {"OtherDimensions", CHANGE{t[kQ + ".lora_B.weight"] = floats({5, 2, 1}, 9);
+}
+, ErrorCode::Unsupported, "other modules than linear ones"
+}
+, {"FactorOfIntegers", CHANGE{t[kQ + ".lora_B.weight"].dtype = "I32";
+}
+, ErrorCode::Unsupported, "factors of the type"
+}
+, {"NoFactorA", CHANGE{t.erase(kQ + ".lora_A.weight");
+}
+, ErrorCode::Corrupt, "counterpart lora_A"
+}
+, {"Infinite", CHANGE{std::vector<float> values(6, 1.0F);
+values[4] = std::numeric_limits<float>::infinity();
+t[kQ + ".lora_A.weight"] = floats_of({2, 3}, values);
+}
+, ErrorCode::Corrupt, "the first is element 4"
+}
+, {"TransposedUnsaid",
+   CHANGE{base["model.layers.0.q.weight"] = floats({3, 5}, 2);
+}
+, ErrorCode::Corrupt, "does not say fan_in_fan_out"
+}
+, {"BaseOfIntegers",
+   CHANGE{base["model.layers.0.q.weight"] = {
+              .dtype = "I32", .shape = {5, 3}, .bytes = std::string(60, '\1')};
+}
+, ErrorCode::Unsupported, "quantised base"
+}
+, {"BaseOfDoubles",
+   CHANGE{base["model.layers.0.q.weight"] = {
+              .dtype = "F64", .shape = {5, 3}, .bytes = std::string(120, '\0')};
+options.math = LoraMath::Peft;
+}
+, ErrorCode::Unsupported, "no float64 base"
+}
+, {"UnknownKey", CHANGE{config["use_something_new"] = true;
+}
+, ErrorCode::Unsupported, "use_something_new"
+}
+, {"LayerReplication", CHANGE{config["layer_replication"] = {{0, 1}, {0, 1}};
+}
+, ErrorCode::Unsupported, "layer_replication"
+}
+, {"NoName", CHANGE{t["model.layers.0.q.lora_A.weight"] = floats({2}, 1);
+}
+, ErrorCode::Corrupt, "no name of an adapter's tensor"
+}
+, {"NoNameOfAPart", CHANGE{t[kQ + ".lora_A.bias"] = floats({2}, 1);
+}
+, ErrorCode::Corrupt, "no name of an adapter's tensor"
+}
+, {"ReplacedByAnotherShape", CHANGE{t[kK + ".weight"] = floats({4, 3}, 5);
+config["modules_to_save"] = {"k"};
+}
+, ErrorCode::Corrupt, "its shape is [4, 3]"
+}
+, {"VocabularyCut", CHANGE{t[kEmbed + ".weight"] = floats({5, 3}, 5);
+config["modules_to_save"] = {"embed_tokens"};
+}
+, ErrorCode::Corrupt, "never cut"
+}
+, {"ReplacedAndScaled", CHANGE{t[kK + ".weight"] = floats({3, 3}, 5);
+config["modules_to_save"] = {"k"};
+options.adapters = {{.path = "", .weight = 0.5}};
+}
+, ErrorCode::Unsupported, "must be 1"
+}
+, {"CopiesDiffer", CHANGE{t[kEmbed + ".weight"] = floats({6, 3}, 5);
+t[kEmbed + ".modules_to_save.weight"] = floats({6, 3}, 6);
+config["modules_to_save"] = {"embed_tokens"};
+}
+, ErrorCode::Corrupt, "and they differ"
+}
+, {"TokensOfNoModule", CHANGE{t[kTokens] = floats({1, 3}, 5);
+config["trainable_token_indices"] = {{"other", {1}}};
+}
+, ErrorCode::Corrupt, "which rows these are"
+}
+, {"TokensOfAnotherWidth", CHANGE{t[kTokens] = floats({1, 4}, 5);
+config["trainable_token_indices"] = {1};
+}
+, ErrorCode::Corrupt, "for 1 row of"
+}
+, {"TokensCounted", CHANGE{t[kTokens] = floats({2, 3}, 5);
+config["trainable_token_indices"] = {1};
+}
+, ErrorCode::Corrupt, "the tensors hold 2"
+}
+, {"TokensBeyond", CHANGE{t[kTokens] = floats({1, 3}, 5);
+config["trainable_token_indices"] = {6};
+}
+, ErrorCode::Corrupt, "which has 6"
+}
+, {"TokensTwice", CHANGE{t[kTokens] = floats({2, 3}, 5);
+config["trainable_token_indices"] = {3, 3};
+}
+, ErrorCode::Corrupt, "twice"
+}
+, {"TokensScaled", CHANGE{t[kTokens] = floats({1, 3}, 5);
+config["trainable_token_indices"] = {1};
+options.adapters = {{.path = "", .weight = 2}};
+}
+, ErrorCode::Unsupported, "must be 1"
+}
+, {"TokensAndFactors", CHANGE{t[kTokens] = floats({1, 3}, 5);
+config["trainable_token_indices"] = {1};
+t[kEmbed + ".lora_embedding_A"] = floats({2, 6}, 5);
+t[kEmbed + ".lora_embedding_B"] = floats({3, 2}, 5);
+}
+, ErrorCode::Unsupported, "something else changes it too"
+}
+, {"MagnitudesOfAnotherModule",
+   CHANGE{t[kQ + ".lora_magnitude_vector"] = floats({3}, 5);
+config["use_dora"] = true;
+}
+, ErrorCode::Corrupt, "for 5 outputs of"
+}
+, {"DoraScaled", CHANGE{t[kQ + ".lora_magnitude_vector"] = floats({5}, 5);
+config["use_dora"] = true;
+options.adapters = {{.path = "", .weight = 2}};
+}
+, ErrorCode::Unsupported, "an adapter with DoRA cannot be scaled"
+}
+, {"DoraUnsaid", CHANGE{t[kQ + ".lora_magnitude_vector"] = floats({5}, 5);
+}
+, ErrorCode::Corrupt, "use_dora"
+}
+, {"BiasOfAnotherModule", CHANGE{t[kQ + ".lora_B.bias"] = floats({4}, 5);
+config["lora_bias"] = true;
+}
+, ErrorCode::Corrupt, "its shape is [4]"
+}
+, {"NoBiasToAddTo", CHANGE{t[kQ + ".lora_B.bias"] = floats({5}, 5);
+config["lora_bias"] = true;
+base.erase("model.layers.0.q.bias");
+}
+, ErrorCode::Corrupt, "has no bias here"
+}
+,
+}
+;
 
-INSTANTIATE_TEST_SUITE_P(
-    Adapters, Refused, testing::ValuesIn(kRefusals),
-    [](const testing::TestParamInfo<Refusal>& each) { return each.param.name; });
+INSTANTIATE_TEST_SUITE_P(Adapters, Refused, testing::ValuesIn(kRefusals),
+                         [](const testing::TestParamInfo<Refusal>& each) {
+                           return each.param.name;
+                         });
 
 class TwoAdapters : public Adapters {
  protected:
@@ -413,8 +416,9 @@ TEST_F(Adapters, AloneItNamesTheCommandForIt) {
   const std::string adapter = options_.adapters[0].path;
   options_.adapters.clear();
   expect_error(ErrorCode::Invalid, {},
-               "export-hf DIR --adapter " + adapter + " -o OUT (DIR: a folder "
-               "with maker/model)",
+               "export-hf DIR --adapter " + adapter +
+                   " -o OUT (DIR: a folder "
+                   "with maker/model)",
                [&] { export_hf(adapter, options_); });
 }
 

@@ -67,11 +67,11 @@ TEST(ConfigFile, PartsOfAModelFollow) {
   file.set_tie_word_embeddings(false);
   std::vector<std::string> keys;
   for (const ConfigChange& change : file.changes()) keys.push_back(change.key);
-  EXPECT_THAT(keys, testing::UnorderedElementsAre(
-                        "text_config.dtype", "vision_config.dtype",
-                        "torch_dtype", "text_config.vocab_size",
-                        "tie_word_embeddings",
-                        "text_config.tie_word_embeddings"));
+  EXPECT_THAT(keys,
+              testing::UnorderedElementsAre(
+                  "text_config.dtype", "vision_config.dtype", "torch_dtype",
+                  "text_config.vocab_size", "tie_word_embeddings",
+                  "text_config.tie_word_embeddings"));
 }
 
 TEST(ConfigFile, TiesByDefaultAreThoseOfLanguageModels) {

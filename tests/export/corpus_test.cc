@@ -204,6 +204,33 @@ TEST_P(LoraCorpus, SideFilesAreThoseOfTheNearestByteForByte) {
   }
 }
 
+// What `llamafactory-cli export` wrote for the same base and adapters: the same
+// weights, byte for byte. docs/export.md says why other files differ.
+TEST_P(LoraCorpus, WeightsAreThoseOfLlamaFactory) {
+  for (const auto& entry : fs::directory_iterator(case_)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with("expected_llamafactory")) continue;
+    ExportOptions options = options_for(case_, folder_ / "out");
+    options.math = LoraMath::Peft;
+    options.write.force = true;
+    export_hf(case_ / "base", options);
+    EXPECT_EQ(read_bytes(folder_ / "out/model.safetensors"),
+              read_bytes(entry.path() / "model.safetensors"))
+        << name;
+    json ours = parsed(folder_ / "out/config.json");
+    json theirs = parsed(entry.path() / "config.json");
+    for (const char* key : {"rope_parameters", "rope_scaling", "rope_theta",
+                            "transformers_version"}) {
+      ours.erase(key);
+      theirs.erase(key);
+    }
+    if (ours["tie_word_embeddings"] == false) {
+      theirs["tie_word_embeddings"] = false;
+    }
+    EXPECT_EQ(ours, theirs) << name;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Lora, LoraCorpus, testing::ValuesIn(cases(true)),
                          test_name);
 
@@ -307,12 +334,12 @@ TEST_P(LoraRun, IsTheTrainedModelWhateverTheAdapterFileHolds) {
   const ExportResult result = export_hf(checkpoint, options);
   EXPECT_EQ(result.written.plan.dtype, DType::BF16);  // as the config says
   const fs::path exact = run / "expected_merged_exact_bf16.safetensors";
-  expect_tensors(exported(options.write.output),
-                 read_stored_file(
-                     fs::exists(exact)
-                         ? exact
-                         : run / "expected_merged_exact.safetensors"),
-                 1e-7);
+  expect_tensors(
+      exported(options.write.output),
+      read_stored_file(fs::exists(exact)
+                           ? exact
+                           : run / "expected_merged_exact.safetensors"),
+      1e-7);
   for (const LoraReport& report : result.lora) {
     EXPECT_GT(report.max_delta, 0) << report.name;
     EXPECT_GE(report.max_delta, report.mean_delta) << report.name;
@@ -326,9 +353,9 @@ TEST_P(LoraRun, IsTheTrainedModelWhateverTheAdapterFileHolds) {
   options.write.force = true;
   export_hf(checkpoint, options);
   expect_tensors(exported(options.write.output), in_memory, 1e-7);
-  EXPECT_EQ(parsed(options.write.output + "/config.json").dump().find(
-                "bfloat16"),
-            std::string::npos);
+  EXPECT_EQ(
+      parsed(options.write.output + "/config.json").dump().find("bfloat16"),
+      std::string::npos);
 }
 
 INSTANTIATE_TEST_SUITE_P(Hf, LoraRun, testing::ValuesIn(saves(true)),

@@ -28,9 +28,8 @@ class ExportCase : public testing::Test {
  protected:
   struct AdapterFolder {
     std::map<std::string, StoredTensor> tensors;
-    nlohmann::ordered_json config = {{"peft_type", "LORA"},
-                                     {"r", 2},
-                                     {"lora_alpha", 4}};
+    nlohmann::ordered_json config = {
+        {"peft_type", "LORA"}, {"r", 2}, {"lora_alpha", 4}};
   };
 
   ExportCase();

@@ -102,7 +102,8 @@ TEST_F(Export, RowsOfATiedVocabularyChangeOnBothSides) {
 TEST_F(Export, ASideThatGrewWithoutTheOtherIsRefused) {
   config_["tie_word_embeddings"] = false;
   base_[kHead] = floats({7, 3}, 5);
-  EXPECT_THAT(refused().what(), HasSubstr("has 6 rows, and lm_head.weight has 7"));
+  EXPECT_THAT(refused().what(),
+              HasSubstr("has 6 rows, and lm_head.weight has 7"));
 }
 
 // ---- vocabulary and config ----
@@ -183,8 +184,7 @@ TEST_F(Export, TheAdaptersTokenizerWinsWhole) {
   base_files_["generation_config.json"] = "{ }";
   write();
   const std::string adapter = options_.adapters[0].path;
-  write_bytes(adapter + "/tokenizer.json",
-              R"({"model": {"vocab": {"a": 1}}})");
+  write_bytes(adapter + "/tokenizer.json", R"({"model": {"vocab": {"a": 1}}})");
   export_hf(path_, options_);
   EXPECT_EQ(read_bytes(folder_ / "out/tokenizer.json"),
             read_bytes(adapter + "/tokenizer.json"));
@@ -316,8 +316,8 @@ TEST_F(ExportZero, WithoutABaseTheRefusalHasTheCommand) {
   const auto error = caught([&] { export_hf(path_, options_); });
   ASSERT_TRUE(error);
   EXPECT_EQ(error->code(), ErrorCode::Invalid);
-  EXPECT_THAT(error->what(), HasSubstr("zckpt export-hf " + path_ +
-                                       " --base DIR -o OUT"));
+  EXPECT_THAT(error->what(),
+              HasSubstr("zckpt export-hf " + path_ + " --base DIR -o OUT"));
 }
 
 TEST_F(ExportZero, TheBaseThatTheAdapterNamesIsTaken) {
@@ -360,8 +360,9 @@ TEST_F(ExportZero, ADamagedFactorIsFoundByItsCrc) {
   fs::remove_all(folder_ / "out");
   const std::string shard = path_ + "/global_step3/" + made_->optim_name(1);
   const std::string bytes = read_bytes(shard);
-  const std::string factors = truth("base_model.model.model.layers.0.q."
-                                    "lora_B.default.weight");
+  const std::string factors = truth(
+      "base_model.model.model.layers.0.q."
+      "lora_B.default.weight");
   // The second half of the flat buffer lies with rank 1.
   const size_t at = bytes.find(factors.substr(factors.size() - 8));
   ASSERT_NE(at, std::string::npos);
@@ -394,7 +395,8 @@ TEST_F(ExportZero, ABaseWithMoreWeightsIsAnotherModel) {
 
 TEST_F(ExportZero, WeightsThatTheBaseLacksAreKeptAndSaid) {
   base_.erase("model.layers.0.k.weight");
-  EXPECT_THAT(run_zero().notes, Contains(HasSubstr("have no place in the base")));
+  EXPECT_THAT(run_zero().notes,
+              Contains(HasSubstr("have no place in the base")));
   EXPECT_TRUE(written().contains("model.layers.0.k.weight"));
 }
 
@@ -477,7 +479,8 @@ TEST_F(ExportZero, ArchitecturesComeFromTheBase) {
   write_bytes(path_ + "/config.json",
               R"({"model_type": "test", "torch_dtype": "float32"})");
   export_hf(path_, options_);
-  EXPECT_THAT(written_config()["architectures"], ElementsAre("TestForCausalLM"));
+  EXPECT_THAT(written_config()["architectures"],
+              ElementsAre("TestForCausalLM"));
 }
 
 }  // namespace

@@ -27,13 +27,11 @@ class SideFiles : public testing::Test {
   std::vector<std::string> chosen(const std::string& config = "",
                                   bool code = false) {
     std::vector<std::string> list;
-    for (const SideFile& side :
-         choose_side_files({folder_ / "near", folder_ / "far"},
-                           config.empty() ? "" : folder_ / config, code,
-                           notes_)) {
-      list.push_back(
-          side.name + " of " +
-          std::filesystem::path(side.from).filename().string());
+    for (const SideFile& side : choose_side_files(
+             {folder_ / "near", folder_ / "far"},
+             config.empty() ? "" : folder_ / config, code, notes_)) {
+      list.push_back(side.name + " of " +
+                     std::filesystem::path(side.from).filename().string());
     }
     return list;
   }
@@ -76,7 +74,8 @@ TEST_F(SideFiles, CodeIsCopiedWhereTheConfigAsksForIt) {
   file("far", "modeling_x.py", "import torch");
   file("far", "zero_to_torch.py", "import torch");
   EXPECT_THAT(chosen("far", true), Contains("modeling_x.py of far"));
-  EXPECT_THAT(chosen("far", true), testing::Not(Contains(HasSubstr("zero_to"))));
+  EXPECT_THAT(chosen("far", true),
+              testing::Not(Contains(HasSubstr("zero_to"))));
   EXPECT_THAT(chosen("far", false),
               testing::Not(Contains(HasSubstr("modeling"))));
 }
