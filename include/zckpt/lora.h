@@ -61,6 +61,7 @@ struct LoraReport {
   double max_delta = 0;  // of |merged - base|, before it is rounded
   double mean_delta = 0;
   uint64_t overflowed = 0;  // became infinite in the output's dtype
+  uint64_t nonfinite = 0;  // NaN or infinite before that; no part of the deltas
 };
 
 struct ExtractOptions {

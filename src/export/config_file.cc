@@ -25,17 +25,60 @@ std::optional<DType> parse_dtype(std::string name) {
 
 std::string torch_name(DType dtype) {
   switch (dtype) {
+    case DType::F64: return "float64";
     case DType::BF16: return "bfloat16";
     case DType::F16: return "float16";
     default: return "float32";
   }
 }
 
+// Python's json reads and writes three words that are no JSON.
+constexpr std::string_view kConstants[] = {"-Infinity", "Infinity", "NaN"};
+constexpr std::string_view kMark = "zckpt:constant:";
+
+// Such words outside of strings as strings.
+std::string hide_constants(const std::string& text) {
+  std::string out;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string && c == '\\' && i + 1 < text.size()) {
+      out += c;
+      out += text[++i];
+      continue;
+    }
+    if (c == '"') in_string = !in_string;
+    bool hidden = false;
+    for (const std::string_view word : kConstants) {
+      if (in_string || text.compare(i, word.size(), word) != 0) continue;
+      out += '"' + std::string(kMark) + std::string(word) + '"';
+      i += word.size() - 1;
+      hidden = true;
+      break;
+    }
+    if (!hidden) out += c;
+  }
+  return out;
+}
+
+std::string show_constants(std::string text) {
+  for (const std::string_view word : kConstants) {
+    const std::string hidden =
+        '"' + std::string(kMark) + std::string(word) + '"';
+    for (size_t at = text.find(hidden); at != std::string::npos;
+         at = text.find(hidden, at)) {
+      text.replace(at, hidden.size(), word);
+    }
+  }
+  return text;
+}
+
 }  // namespace
 
 ConfigFile::ConfigFile(std::string text, std::string file)
     : text_(std::move(text)), file_(std::move(file)) {
-  root_ = Json::parse(text_, nullptr, /*allow_exceptions=*/false);
+  root_ = Json::parse(hide_constants(text_), nullptr,
+                      /*allow_exceptions=*/false);
   if (!root_.is_object()) {
     throw Error(ErrorCode::Corrupt, "expected a JSON object", {.file = file_});
   }
@@ -102,12 +145,40 @@ bool ConfigFile::has_remote_code() const {
   return it != root_.end() && !it->is_null();
 }
 
-bool ConfigFile::ties_by_default() const {
+bool ConfigFile::is_encoder_decoder() const {
+  const auto it = root_.find("is_encoder_decoder");
+  return it != root_.end() && it->is_boolean() && it->get<bool>();
+}
+
+bool ConfigFile::has_language_head() const {
   const auto names = architectures();
   return std::any_of(names.begin(), names.end(), [](const std::string& name) {
     return name.ends_with("ForCausalLM") || name.ends_with("LMHeadModel") ||
            name.ends_with("ForConditionalGeneration");
   });
+}
+
+bool ConfigFile::has_some_head() const {
+  const auto names = architectures();
+  return has_language_head() ||
+         std::any_of(names.begin(), names.end(), [](const std::string& name) {
+           return name.ends_with("ForMaskedLM") ||
+                  name.ends_with("ForPreTraining");
+         });
+}
+
+bool ConfigFile::is_or_contains(
+    const std::vector<std::string_view>& model_types) const {
+  const auto is = [&](const Json& part) {
+    const auto it = part.find("model_type");
+    return it != part.end() && it->is_string() &&
+           std::find(model_types.begin(), model_types.end(),
+                     it->get<std::string>()) != model_types.end();
+  };
+  return is(root_) ||
+         std::any_of(root_.begin(), root_.end(), [&](const Json& part) {
+           return part.is_object() && is(part);
+         });
 }
 
 template <typename Function>
@@ -147,9 +218,10 @@ void ConfigFile::set_dtype(DType dtype) {
 
 void ConfigFile::set_tie_word_embeddings(bool tied) {
   set(root_, "", "tie_word_embeddings", tied);
+  // transformers 4 reads that of the text model where there is one.
   for (const char* name : kTextParts) {
     const auto part = root_.find(name);
-    if (part == root_.end() || !part->contains("tie_word_embeddings")) continue;
+    if (part == root_.end() || !part->is_object()) continue;
     set(*part, std::string(name) + ".", "tie_word_embeddings", tied);
   }
 }
@@ -175,7 +247,7 @@ void ConfigFile::set_architectures(const std::vector<std::string>& names) {
 
 std::string ConfigFile::text() const {
   if (changes_.empty()) return text_;
-  return root_.dump(2, ' ', /*ensure_ascii=*/true) + "\n";
+  return show_constants(root_.dump(2, ' ', /*ensure_ascii=*/true)) + "\n";
 }
 
 }  // namespace zckpt

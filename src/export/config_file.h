@@ -29,8 +29,14 @@ class ConfigFile {
   bool is_quantized() const;
   // Names Python files to be run.
   bool has_remote_code() const;
-  // transformers 4 takes a missing tie_word_embeddings for true.
-  bool ties_by_default() const;
+  bool is_encoder_decoder() const;
+  // Predicts the next token with an output head over the vocabulary.
+  bool has_language_head() const;
+  // Has a head over the vocabulary of any kind, as far as its class's name
+  // tells; a classifier has none.
+  bool has_some_head() const;
+  // model_type of the config and of the parts in it.
+  bool is_or_contains(const std::vector<std::string_view>& model_types) const;
 
   // Sets every key that says it, in the text model's part as well; adds one
   // where there is none.

@@ -29,6 +29,18 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr uint64_t kConfigCap = uint64_t{1} << 26;
+// Types of models whose linear layers are transformers' Conv1D, by the names
+// that apply_adapter knows.
+const std::vector<std::string_view> kConv1DTypes{
+    "gpt2", "openai-gpt",  "imagegpt", "decision_transformer",
+    "clvp", "clvp_decoder"};
+
+bool vocabulary_sides_agree(const Model& model) {
+  const NamedTensor* in = model.find(embedding_name(model));
+  const NamedTensor* out = model.find(head_name(model));
+  return in == nullptr || out == nullptr || in->shape.empty() ||
+         out->shape.empty() || in->shape[0] == out->shape[0];
+}
 
 class Exporter {
  public:
@@ -144,6 +156,7 @@ class Exporter {
                     "checkpoints");
       }
       result_.base = main_.facts().folder;
+      refuse_second_adapter();
       return;
     }
     std::string folder = options_.base;
@@ -165,6 +178,21 @@ class Exporter {
                   {.file = folder});
     }
     result_.base = folder;
+  }
+
+  // transformers loads an adapter that lies beside the weights with them.
+  void refuse_second_adapter() const {
+    std::error_code ignored;
+    const fs::path folder = main_.facts().folder;
+    if (!fs::exists(folder / kAdapterConfigName, ignored)) return;
+    for (const AdapterChoice& choice : options_.adapters) {
+      if (fs::equivalent(choice.path, folder, ignored)) return;
+    }
+    throw Error(ErrorCode::Invalid,
+                "this folder holds an adapter too, which loaders apply to its "
+                "weights: merge it with --adapter " +
+                    escape(path_) + ", or move it away",
+                {.file = (folder / kAdapterConfigName).string()});
   }
 
   // Where side files come from, the nearest to the training first.
@@ -219,7 +247,6 @@ class Exporter {
       base =
           read_source_model(checkpoint, joined_.add(checkpoint), ignored).model;
     }
-    strip_module_prefix(base ? &*base : nullptr, source, result_.notes);
     std::function<bool(const std::string&)> in_files;
     if (base) {
       in_files = [&](const std::string& name) {
@@ -227,18 +254,40 @@ class Exporter {
       };
     }
     if (!is_weights_) {
+      // The one may be what hides the other.
       convert_to_hub_names(config_->model_type(), in_files, source.model,
                            result_.notes);
+      if (strip_module_prefix(base ? &*base : nullptr, source)) {
+        note("the prefix model. was taken off the names");
+        convert_to_hub_names(config_->model_type(), in_files, source.model,
+                             result_.notes);
+      }
     }
     if (base) {
+      sides_agree_ = vocabulary_sides_agree(*base);
       fill_from_base(*base, result_.base, source, result_.notes);
+      refuse_foreign(source);
     } else {
       refuse_missing(source);
+      sides_agree_ = vocabulary_sides_agree(source.model);
     }
     add_tied_copies(source.model);
     add_configured_tie(*config_, source.model);
     model_ = std::move(source.model);
     name_other_base();
+  }
+
+  // The base's config does not describe a model with other weights, such as a
+  // classifier's.
+  void refuse_foreign(const SourceModel& source) const {
+    if (source.foreign.empty() || result_.config_from != result_.base) return;
+    throw Error(ErrorCode::Invalid,
+                "the run's model has this weight and the base model has not, "
+                "so the base's config.json is not that of the run (a "
+                "classifier or a reward model has another architecture): put "
+                "the run's config.json into " +
+                    escape(main_.facts().folder),
+                {.tensor = source.foreign.front()});
   }
 
   void refuse_missing(const SourceModel& source) const {
@@ -276,12 +325,15 @@ class Exporter {
     for (const Adapter& adapter : adapters_) {
       const AdapterPlace place{
           .first_tensor = adapter.is_live ? 0 : joined_.add(adapter.checkpoint),
-          .convert = convert};
-      apply_adapter(adapter, place, model_, plan_);
+          .convert = convert,
+          .has_conv1d = config_->is_or_contains(kConv1DTypes)};
+      apply_adapter(adapter, place, model_, plan_, result_.notes);
       result_.adapters.push_back({.label = adapter.label,
                                   .weight = adapter.weight,
                                   .tensors = adapter.tensors.size()});
     }
+    refuse_unknown_tie(*config_, plan_, model_);
+    refuse_original_base();
     for (const NamedTensor& tensor : model_.tensors()) {
       if (!tensor.runs.empty()) continue;
       throw Error(ErrorCode::Internal, "a weight without values",
@@ -289,12 +341,32 @@ class Exporter {
     }
   }
 
+  // A live adapter whose run changed its base is right on the checkpoint's own.
+  void refuse_original_base() const {
+    for (const Adapter& adapter : adapters_) {
+      if (!adapter.is_live || !adapter.config.changes_base()) continue;
+      for (const LoraChange& change : plan_.changes) {
+        if (change.terms.empty() ||
+            change.runs.front().tensor < main_.tensors().size()) {
+          continue;
+        }
+        throw Error(ErrorCode::Unsupported,
+                    "the run changed its base model at the start "
+                    "(init_lora_weights: " +
+                        escape(adapter.config.init) +
+                        "), and this save left the changed weights out: the "
+                        "original ones are not what the adapter is for. Export "
+                        "a save that holds them",
+                    {.tensor = change.name});
+      }
+    }
+  }
+
   // ---- the folder ----
 
   void add_side_files() {
     result_.side_files =
-        choose_side_files(folders(), result_.config_from,
-                          config_->has_remote_code(), result_.notes);
+        choose_side_files(folders(), config_->has_remote_code(), result_.notes);
     for (const SideFile& file : result_.side_files) {
       const std::string path = (fs::path(file.from) / file.name).string();
       const uint64_t size = FileSource(path).size();
@@ -356,6 +428,7 @@ class Exporter {
     }
     settle_ties(joined, plan_, plan.dtype, options_.write.open.stop, *config_,
                 model_, result_.notes);
+    if (sides_agree_) check_vocabulary_sides(model_);
     const std::string tokenizer = tokenizer_folder();
     settle_vocabulary(
         tokenizer.empty() ? std::nullopt : tokenizer_size(tokenizer), model_,
@@ -368,6 +441,9 @@ class Exporter {
     MergeOptions writing = options_.write;
     writing.dtype = plan.dtype;
     plan_files(model_.tensors(), writing, "model", plan);
+    // For the report. Loaders know ties from the config, so that files do not
+    // list them, as save_pretrained does not.
+    plan.aliases = model_.ties;
     PlannedFile config{.name = "config.json", .header = config_->text()};
     config.size_bytes = config.header.size();
     plan.files.push_back(std::move(config));
@@ -387,7 +463,18 @@ class Exporter {
     LoraChanges changes(joined, plan_, resources);
     if (!writing.dry_run) changes.prepare();
     write_plan(joined, writing, &changes, written);
-    if (!writing.dry_run) result_.lora = changes.report();
+    if (writing.dry_run) return;
+    result_.lora = changes.report();
+    for (const LoraReport& report : result_.lora) {
+      if (report.nonfinite == 0) continue;
+      written.findings.push_back(
+          {.code = "nan",
+           .severity = Severity::Warning,
+           .message = count_of(report.nonfinite, "element") +
+                      " are NaN or infinite, by the base model or by a "
+                      "magnitude over a norm of zero",
+           .tensor = report.name});
+    }
   }
 
   void note(std::string text) { result_.notes.push_back(std::move(text)); }
@@ -406,6 +493,7 @@ class Exporter {
   std::optional<ConfigFile> config_;
   Model model_;
   LoraPlan plan_;
+  bool sides_agree_ = true;  // head and embedding, before anything is merged
   std::vector<PlannedFile> copies_;
 };
 

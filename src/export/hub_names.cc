@@ -194,6 +194,11 @@ void convert_to_hub_names(
       return;
     }
   }
+  // These have fused experts in their files too.
+  if (model_type == "gpt_oss" || model_type == "llama4" ||
+      model_type == "llama4_text") {
+    return;
+  }
   const auto& tensors = model.tensors();
   const auto fused = std::find_if(tensors.begin(), tensors.end(), is_fused);
   if (fused != tensors.end() && (!in_files || !in_files(fused->name))) {

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "base/file.h"
 #include "base/text.h"
 #include "zckpt/error.h"
 
@@ -16,12 +17,14 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
+constexpr uint64_t kConfigCap = uint64_t{1} << 26;
+
 // What a tokenizer's words are in. One of them makes it whole.
 constexpr const char* kVocabularies[] = {
     "tokenizer.json",  "vocab.json",   "vocab.txt",
     "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
     "spm.model",       "tekken.json",  "qwen.tiktoken",
-    "source.spm"};
+    "tiktoken.model",  "source.spm"};
 constexpr const char* kTokenizerFiles[] = {"tokenizer_config.json",
                                            "special_tokens_map.json",
                                            "added_tokens.json",
@@ -41,7 +44,8 @@ constexpr const char* kOtherFiles[] = {"generation_config.json",
 
 bool has(const std::string& folder, const std::string& name) {
   std::error_code ignored;
-  return fs::is_regular_file(fs::path(folder) / name, ignored);
+  return !folder.empty() &&
+         fs::is_regular_file(fs::path(folder) / name, ignored);
 }
 
 template <typename Names>
@@ -146,6 +150,42 @@ void add_code(const std::string& folder, std::vector<SideFile>& files) {
   }
 }
 
+// The nearest folder with a whole tokenizer: a vocabulary, and the config that
+// says how it is used; without one of those, the nearest vocabulary.
+std::string choose_tokenizer(const std::vector<std::string>& folders,
+                             std::vector<std::string>& notes) {
+  std::string half;
+  for (const std::string& folder : folders) {
+    const bool words = !present(folder, kVocabularies).empty();
+    const auto rest = present(folder, kTokenizerFiles);
+    if (words && has(folder, "tokenizer_config.json")) {
+      if (!half.empty()) {
+        notes.push_back("the tokenizer in " + escape(half) +
+                        " has no tokenizer_config.json and is left out");
+      }
+      return folder;
+    }
+    if (words && half.empty()) half = folder;
+    if (!words && !rest.empty()) {
+      notes.push_back("the tokenizer in " + escape(folder) +
+                      " has no vocabulary (" + escape(rest.front()) +
+                      " alone) and is left out");
+    }
+  }
+  if (half.empty())
+    notes.push_back("no tokenizer was found: the folder has none");
+  return half;
+}
+
+bool asks_for_code(const std::string& tokenizer) {
+  if (!has(tokenizer, "tokenizer_config.json")) return false;
+  const json config = json::parse(
+      read_text_file((fs::path(tokenizer) / "tokenizer_config.json").string(),
+                     kConfigCap),
+      nullptr, /*allow_exceptions=*/false);
+  return config.is_object() && config.contains("auto_map");
+}
+
 }  // namespace
 
 std::string config_folder(const std::vector<std::string>& folders) {
@@ -156,29 +196,15 @@ std::string config_folder(const std::vector<std::string>& folders) {
 }
 
 std::vector<SideFile> choose_side_files(const std::vector<std::string>& folders,
-                                        const std::string& config_folder,
                                         bool remote_code,
                                         std::vector<std::string>& notes) {
   std::vector<SideFile> files;
-  std::string tokenizer;
-  for (const std::string& folder : folders) {
-    auto vocabulary = present(folder, kVocabularies);
-    const auto rest = present(folder, kTokenizerFiles);
-    if (vocabulary.empty()) {
-      if (!rest.empty()) {
-        notes.push_back("the tokenizer in " + escape(folder) +
-                        " has no vocabulary (" + escape(rest.front()) +
-                        " alone) and is left out");
-      }
-      continue;
-    }
-    vocabulary.insert(vocabulary.end(), rest.begin(), rest.end());
-    for (const std::string& name : vocabulary) files.push_back({name, folder});
-    tokenizer = folder;
-    break;
+  const std::string tokenizer = choose_tokenizer(folders, notes);
+  for (const std::string& name : present(tokenizer, kVocabularies)) {
+    files.push_back({name, tokenizer});
   }
-  if (tokenizer.empty()) {
-    notes.push_back("no tokenizer was found: the folder has none");
+  for (const std::string& name : present(tokenizer, kTokenizerFiles)) {
+    files.push_back({name, tokenizer});
   }
   for (const char* name : kOtherFiles) {
     for (const std::string& folder : folders) {
@@ -187,7 +213,11 @@ std::vector<SideFile> choose_side_files(const std::vector<std::string>& folders,
       break;
     }
   }
-  if (remote_code && !config_folder.empty()) add_code(config_folder, files);
+  // Code is asked for by config.json or by the tokenizer's config, and may lie
+  // with the base although a config is nearer.
+  if (remote_code || asks_for_code(tokenizer)) {
+    for (const std::string& folder : folders) add_code(folder, files);
+  }
   return files;
 }
 

@@ -13,11 +13,9 @@ namespace zckpt {
 
 // The files beside the weights that a loader needs, chosen from `folders`, the
 // one nearest to the training first: tokenizer files all from one folder, the
-// rest each from the first that has it, Python code from the folders of
-// config.json and of the tokenizer where they ask for it. `config_folder` may
-// be empty. config.json is not among them.
+// rest each from the first that has it, Python code where `remote_code` or the
+// tokenizer's config asks for it. config.json is not among them.
 std::vector<SideFile> choose_side_files(const std::vector<std::string>& folders,
-                                        const std::string& config_folder,
                                         bool remote_code,
                                         std::vector<std::string>& notes);
 

@@ -16,22 +16,25 @@ namespace zckpt {
 namespace {
 
 // By their ends, the most common first.
-constexpr std::array<std::string_view, 7> kEmbeddings{
+constexpr std::array<std::string_view, 8> kEmbeddings{
     "embed_tokens.weight",    "wte.weight",
     "word_embeddings.weight", "embed_in.weight",
     "tok_embeddings.weight",  "shared.weight",
-    "embedding.weight"};
+    "embedding.weight",       "embeddings.weight"};
 constexpr std::array<std::string_view, 4> kHeads{
     "lm_head.weight", "embed_out.weight", "output.weight",
     "output_layer.weight"};
 
-// What bitsandbytes keeps beside a weight.
+// What bitsandbytes keeps beside a weight, under the weight's own name.
 bool is_quant_state(const std::string& name) {
   constexpr std::array<std::string_view, 5> kParts{
-      ".absmax", ".quant_map", ".nested_", ".quant_state.", ".SCB"};
-  return std::any_of(kParts.begin(), kParts.end(), [&](std::string_view part) {
-    return name.find(part) != std::string::npos;
-  });
+      ".weight.absmax", ".weight.quant_map", ".weight.nested_absmax",
+      ".weight.nested_quant_map", ".weight.quant_state."};
+  return std::any_of(kParts.begin(), kParts.end(),
+                     [&](std::string_view part) {
+                       return name.find(part) != std::string::npos;
+                     }) ||
+         name.ends_with(".weight_format") || name.ends_with(".SCB");
 }
 
 class SourceReader {
@@ -135,7 +138,9 @@ class BaseFiller {
         add_missing(tensor.name, other);
       } else {
         if (other != nullptr) check_shape(tensor, *other);
-        if (other == nullptr) foreign.push_back(tensor.name);
+        if (other == nullptr && !is_vocabulary(tensor.name)) {
+          foreign.push_back(tensor.name);
+        }
         filled_.add(tensor);
       }
     }
@@ -144,10 +149,11 @@ class BaseFiller {
     } else {
       refuse_lacking();
     }
+    source_.foreign = foreign;
     if (!foreign.empty()) {
       notes.push_back(count_of(foreign.size(), "weight") +
-                      " of the checkpoint have no place in the base model and "
-                      "are written under their own names, such as " +
+                      " of the checkpoint not known to the base model, "
+                      "written under their own names: " +
                       escape(foreign.front()));
     }
     filled_.ties = source_.model.ties;
@@ -237,15 +243,14 @@ void add_tied_copies(Model& model) {
   });
 }
 
-void strip_module_prefix(const Model* base, SourceModel& source,
-                         std::vector<std::string>& notes) {
+bool strip_module_prefix(const Model* base, SourceModel& source) {
   constexpr std::string_view kPrefix = "model.";
   const auto& tensors = source.model.tensors();
   const bool all = std::all_of(tensors.begin(), tensors.end(),
                                [&](const NamedTensor& tensor) {
                                  return tensor.name.starts_with(kPrefix);
                                });
-  if (!all || tensors.empty()) return;
+  if (!all || tensors.empty()) return false;
   const auto in_base = [&](std::string_view name) {
     return base->find(name) != nullptr;
   };
@@ -260,8 +265,8 @@ void strip_module_prefix(const Model* base, SourceModel& source,
       stripped += rest.starts_with(kPrefix) || rest.starts_with("lm_head.");
     }
   }
-  if (stripped <= as_they_are) return;
-  const auto cut = [&](std::string name) {
+  if (stripped <= as_they_are) return false;
+  const auto cut = [&](const std::string& name) {
     return name.substr(kPrefix.size());
   };
   Model model;
@@ -275,7 +280,7 @@ void strip_module_prefix(const Model* base, SourceModel& source,
   }
   source.model = std::move(model);
   for (std::string& name : source.missing) name = cut(name);
-  notes.push_back("the prefix model. was taken off the names");
+  return true;
 }
 
 void fill_from_base(const Model& base, const std::string& base_folder,

@@ -20,6 +20,7 @@ struct SourceModel {
   bool quantized = false;            // some are, in the frozen weights
   // The save left frozen weights out and does not even name them.
   bool partial = false;
+  std::vector<std::string> foreign;  // names that the base does not have
 };
 
 // The tensors of `checkpoint` under the model's own names: prefixes of
@@ -33,8 +34,8 @@ SourceModel read_source_model(const Checkpoint& checkpoint,
 // Takes "model." off all names where a trainer's own module put it there
 // (Lightning): where the names then are the base's, or, without a base, where
 // what is left can only be a model.
-void strip_module_prefix(const Model* base, SourceModel& source,
-                         std::vector<std::string>& notes);
+// Returns whether it did.
+bool strip_module_prefix(const Model* base, SourceModel& source);
 
 // Fills what is missing from `base`. Errors: Corrupt where the two are not one
 // model: shapes differ, or either lacks what the other has.

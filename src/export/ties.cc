@@ -48,8 +48,8 @@ class TieSettler {
   }
 
   bool equal_values(const NamedTensor& a, const NamedTensor& b) const {
-    if (a.runs.size() != 1 || b.runs.size() != 1) return false;
-    const uint64_t numel = a.runs.front().numel;
+    uint64_t numel = 0;
+    for (const PlannedRun& run : a.runs) numel += run.numel;
     for (uint64_t at = 0; at < numel; at += kChunk) {
       throw_if_stopped(stop_);
       const uint64_t count = std::min(kChunk, numel - at);
@@ -58,18 +58,37 @@ class TieSettler {
     return true;
   }
 
-  // Elements as they will be written.
+  // Elements [first, first + count) as they will be written.
   std::vector<std::byte> values(const NamedTensor& tensor, uint64_t first,
                                 uint64_t count) const {
-    const PlannedRun& run = tensor.runs.front();
+    std::vector<std::byte> all;
+    uint64_t begin = 0;  // of the run, in the tensor
+    for (const PlannedRun& run : tensor.runs) {
+      const uint64_t from = std::max(first, begin);
+      const uint64_t to = std::min(first + count, begin + run.numel);
+      if (from < to) {
+        const auto part = values_of_run({.tensor = run.tensor,
+                                         .first = run.first + (from - begin),
+                                         .numel = to - from},
+                                        rounding(tensor));
+        all.insert(all.end(), part.begin(), part.end());
+      }
+      begin += run.numel;
+    }
+    return all;
+  }
+
+  std::vector<std::byte> values_of_run(
+      const PlannedRun& run, const std::optional<DType>& rounding) const {
     const Tensor& stored = checkpoint_.tensors()[run.tensor];
-    std::vector<std::byte> bytes(
-        static_cast<size_t>(count * size_of(stored.dtype)));
-    checkpoint_.read(stored, run.first + first, count, bytes);
     DType from = stored.dtype;
-    for (const std::optional<DType>& to : {rounding(tensor), dtype_}) {
+    std::vector<std::byte> bytes(
+        static_cast<size_t>(run.numel * size_of(from)));
+    checkpoint_.read(stored, run.first, run.numel, bytes);
+    for (const std::optional<DType>& to : {rounding, dtype_}) {
       if (!to || !is_floating(from) || !can_cast(from, *to)) continue;
-      std::vector<std::byte> next(static_cast<size_t>(count * size_of(*to)));
+      std::vector<std::byte> next(
+          static_cast<size_t>(run.numel * size_of(*to)));
       CastCounts ignored;
       cast(from, bytes, *to, next, ignored);
       bytes = std::move(next);
@@ -84,20 +103,65 @@ class TieSettler {
   const StopToken* stop_;
 };
 
+// Names of one weight: the one that is kept first, then the others.
+using TiedNames = std::vector<std::string>;
+
+// transformers keeps an encoder-decoder's shared weight, else the embedding.
+std::vector<TiedNames> groups_of(const Model& model,
+                                 const std::string& embedding) {
+  std::vector<TiedNames> groups;
+  for (const auto& [alias, kept] : model.ties) {
+    const auto known =
+        std::find_if(groups.begin(), groups.end(), [&](const auto& group) {
+          return std::find(group.begin(), group.end(), kept) != group.end() ||
+                 std::find(group.begin(), group.end(), alias) != group.end();
+        });
+    TiedNames& group =
+        known == groups.end() ? groups.emplace_back(TiedNames{kept}) : *known;
+    for (const std::string& name : {kept, alias}) {
+      if (std::find(group.begin(), group.end(), name) == group.end()) {
+        group.push_back(name);
+      }
+    }
+  }
+  const auto rank = [&](const std::string& name) {
+    return name.ends_with("shared.weight") ? 0 : name == embedding ? 1 : 2;
+  };
+  for (TiedNames& group : groups) {
+    std::stable_sort(group.begin(), group.end(),
+                     [&](const std::string& a, const std::string& b) {
+                       return rank(a) < rank(b);
+                     });
+  }
+  return groups;
+}
+
+void refuse_other_ties(const TiedNames& group, const ConfigFile& config) {
+  if (group.size() == 2 && !config.is_encoder_decoder()) return;
+  throw Error(ErrorCode::Unsupported,
+              "this weight and " + escape(group[1]) +
+                  " are one in this kind of model, the merge changes one side "
+                  "only, and no config says that for more than an embedding "
+                  "and a head of a decoder",
+              {.tensor = group.front()});
+}
+
 }  // namespace
 
 void add_configured_tie(const ConfigFile& config, Model& model) {
-  const bool tied =
-      config.tie_word_embeddings().value_or(config.ties_by_default());
   const std::string embedding = embedding_name(model);
-  if (!tied || embedding.empty()) return;
   std::string head = head_name(model);
-  const auto is_pair = [&](const auto& tie) {
-    return (tie.first == head && tie.second == embedding) ||
-           (tie.first == embedding && tie.second == head);
-  };
-  if (std::any_of(model.ties.begin(), model.ties.end(), is_pair)) return;
+  // A missing key means what the model's class does; that there is no head is
+  // evidence of a tie.
+  const bool tied = config.tie_word_embeddings().value_or(
+      head.empty() && config.has_language_head());
+  if (!tied || embedding.empty()) return;
+  for (const auto& [alias, kept] : model.ties) {
+    const auto names = model.tied_with(alias);
+    if (std::find(names.begin(), names.end(), embedding) != names.end()) return;
+  }
   if (head.empty()) {
+    if (!config.has_language_head()) return;
     head = head_beside(embedding);
     NamedTensor copy = *model.find(embedding);
     copy.name = head;
@@ -106,35 +170,65 @@ void add_configured_tie(const ConfigFile& config, Model& model) {
   model.ties.emplace_back(head, embedding);
 }
 
+void refuse_unknown_tie(const ConfigFile& config, const LoraPlan& plan,
+                        const Model& model) {
+  const NamedTensor* embedding = model.find(embedding_name(model));
+  if (embedding == nullptr || !head_name(model).empty() ||
+      !config.has_some_head() ||
+      config.tie_word_embeddings() == std::optional(false)) {
+    return;
+  }
+  const bool changed =
+      (embedding->change && !plan.changes[*embedding->change].terms.empty()) ||
+      embedding->runs.size() != 1 ||
+      model.replaced_by.contains(embedding->name);
+  if (!changed) return;
+  throw Error(ErrorCode::Unsupported,
+              "the adapter changes this embedding, the files hold no output "
+              "head of a known name, and the two may be one weight: which "
+              "cannot be told",
+              {.tensor = embedding->name});
+}
+
 void settle_ties(const Checkpoint& checkpoint, const LoraPlan& plan,
                  std::optional<DType> dtype, const StopToken* stop,
                  ConfigFile& config, Model& model,
                  std::vector<std::string>& notes) {
   const TieSettler settler(checkpoint, plan, dtype, stop);
-  const std::string embedding = embedding_name(model);
   const std::string head = head_name(model);
-  const bool tied =
-      config.tie_word_embeddings().value_or(config.ties_by_default());
-  for (auto [alias, kept] : model.ties) {
-    // transformers keeps the embedding and drops the head.
-    if (alias == embedding) std::swap(alias, kept);
-    if (!settler.equal(*model.find(alias), *model.find(kept))) {
-      if (tied && alias == head) config.set_tie_word_embeddings(false);
-      if (tied) {
-        notes.push_back(
-            escape(alias) + " and " + escape(kept) +
-            " were one weight and differ now: both are written" +
-            (alias == head ? ", and the config says tie_word_embeddings: false"
-                           : ""));
-      }
+  // Loaders follow the config, or, without a word in it, the class, as the run
+  // did whose ties these are.
+  const bool tied = config.tie_word_embeddings().value_or(true);
+  std::vector<std::pair<std::string, std::string>> dropped;
+  for (const TiedNames& group : groups_of(model, embedding_name(model))) {
+    const std::string& kept = group.front();
+    const bool equal =
+        std::all_of(group.begin() + 1, group.end(), [&](const auto& name) {
+          return settler.equal(*model.find(name), *model.find(kept));
+        });
+    if (!tied) continue;  // a loader asks for all
+    if (!equal) {
+      refuse_other_ties(group, config);
+      const bool has_head =
+          std::find(group.begin(), group.end(), head) != group.end();
+      if (has_head) config.set_tie_word_embeddings(false);
+      notes.push_back(
+          escape(group[1]) + " and " + escape(kept) +
+          " are tied by the config and differ: both are written" +
+          (has_head ? ", and the config says tie_word_embeddings: false" : ""));
       continue;
     }
-    if (!tied) continue;  // a loader asks for both
-    model.remove(alias);
-    notes.push_back(escape(alias) + " is " + escape(kept) +
-                    " and is written once");
+    for (size_t i = 1; i < group.size(); ++i) {
+      model.remove(group[i]);
+      dropped.emplace_back(group[i], kept);
+    }
   }
-  model.ties.clear();
+  model.ties = std::move(dropped);
+}
+
+void check_vocabulary_sides(const Model& model) {
+  const std::string embedding = embedding_name(model);
+  const std::string head = head_name(model);
   const NamedTensor* in = model.find(embedding);
   const NamedTensor* out = model.find(head);
   if (in == nullptr || out == nullptr || in->shape.empty() ||

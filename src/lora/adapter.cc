@@ -202,7 +202,8 @@ class FolderReader {
         case AdapterPart::Magnitude: facts.magnitudes = true; break;
         case AdapterPart::BiasOfB: facts.biases_of_b = true; break;
         case AdapterPart::Tokens:
-          facts.token_rows += stored.shape.empty() ? 0 : stored.shape[0];
+          facts.token_rows[tensor.target] =
+              stored.shape.empty() ? 0 : stored.shape[0];
           break;
         default: break;
       }

@@ -113,6 +113,10 @@ class ConfigReader {
     config.exclude_modules = names("exclude_modules", &config.exclude_pattern);
     read_layers(config.layers);
     read_tokens(config.tokens);
+    config.ensure_weight_tying = flag("ensure_weight_tying");
+    const Json* pattern_of_layers = find("layers_pattern");
+    config.has_layers_pattern =
+        pattern_of_layers != nullptr && is_set(*pattern_of_layers);
     if (const Json* base = find("base_model_name_or_path");
         base != nullptr && base->is_string()) {
       config.base_model = base->get<std::string>();
@@ -217,30 +221,34 @@ class ConfigReader {
   const std::string& file_;
 };
 
-// The number that PEFT takes for a layer's: re.match(r".*\.[^.]*\.(\d+)\.").
-std::optional<uint64_t> layer_of(const std::string& module) {
-  for (size_t end = module.rfind('.'); end != std::string::npos && end != 0;
-       end = module.rfind('.', end - 1)) {
-    const size_t begin = module.rfind('.', end - 1);
-    if (begin == std::string::npos ||
-        module.rfind('.', begin - 1) == std::string::npos) {
-      return std::nullopt;
+// Whether a number within the name, which PEFT may take for its layer's, is one
+// of `layers`: newer versions take the first, older ones the last.
+bool has_layer(const std::string& module, const std::vector<uint64_t>& layers) {
+  size_t component = 0;
+  for (size_t begin = 0; begin < module.size(); ++component) {
+    const size_t end = module.find('.', begin);
+    if (end == std::string::npos) return false;
+    const auto number =
+        parse_uint(std::string_view(module).substr(begin, end - begin));
+    if (component >= 2 && number &&
+        std::find(layers.begin(), layers.end(), *number) != layers.end()) {
+      return true;
     }
-    const std::string text = module.substr(begin + 1, end - begin - 1);
-    if (!text.empty() && text.size() < 10 &&
-        text.find_first_not_of("0123456789") == std::string::npos) {
-      return std::stoull(text);
-    }
+    begin = end + 1;
   }
-  return std::nullopt;
+  return false;
 }
 
 }  // namespace
 
-uint64_t AdapterConfig::token_count() const {
-  uint64_t count = 0;
-  for (const auto& [module, rows] : tokens) count += rows.size();
-  return count;
+const std::vector<uint64_t>* AdapterConfig::tokens_of(
+    std::string_view module) const {
+  for (const auto& [key, rows] : tokens) {
+    if (key.empty() || module == key || module.ends_with("." + key)) {
+      return &rows;
+    }
+  }
+  return nullptr;
 }
 
 bool AdapterConfig::changes_base() const {
@@ -279,11 +287,17 @@ bool AdapterConfig::targets(const std::string& module) const {
   if (target_pattern == "all-linear") return true;
   // PEFT then takes what is usual for the type of model.
   if (target_modules.empty() && !target_pattern) return true;
-  if (!listed(target_modules) && !matches(target_pattern)) return false;
-  if (layers.empty()) return true;
-  const auto layer = layer_of(module);
-  return layer &&
-         std::find(layers.begin(), layers.end(), *layer) != layers.end();
+  if (target_pattern) return matches(target_pattern);
+  if (std::find(target_modules.begin(), target_modules.end(), module) !=
+      target_modules.end()) {
+    return true;
+  }
+  // PEFT then adds the other side of a tie by itself.
+  const bool tied = ensure_weight_tying && (module.ends_with("lm_head") ||
+                                            module.ends_with("embed_tokens"));
+  if (tied) return true;
+  return listed(target_modules) &&
+         (layers.empty() || has_layers_pattern || has_layer(module, layers));
 }
 
 AdapterConfig parse_adapter_config(const std::string& text,

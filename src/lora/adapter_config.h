@@ -45,8 +45,12 @@ struct AdapterConfig {
   // Keys that are set and that this program does not know or handle.
   std::vector<std::string> unknown;
 
-  // Rows that were trained in all.
-  uint64_t token_count() const;
+  bool ensure_weight_tying = false;
+  // A pattern tells which number is a layer's; it is not evaluated here.
+  bool has_layers_pattern = false;
+
+  // The rows that were trained of a module; null where it is not listed.
+  const std::vector<uint64_t>* tokens_of(std::string_view module) const;
   // Whether the run changed its base model at the start, so that the adapter
   // is right on that one only (PiSSA and its like).
   bool changes_base() const;

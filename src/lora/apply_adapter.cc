@@ -51,8 +51,10 @@ class Applier {
           LoraPlan& plan)
       : adapter_(adapter), place_(place), model_(model), plan_(plan) {}
 
-  void run() {
+  void run(std::vector<std::string>& notes) {
     check_names();
+    check_saved_modules();
+    note_lost_factors(notes);
     // What is replaced comes first: an embedding that was resized brings the
     // base that its factors are for.
     for (const AdapterTensor& tensor : adapter_.tensors) {
@@ -99,10 +101,27 @@ class Applier {
     const char* end = is_weight                             ? ""
                       : tensor.part == AdapterPart::BiasOfB ? ".bias"
                                                             : ".weight";
-    if (NamedTensor* found = model_.find(tensor.target + end)) return found;
-    if (!place_.convert) return nullptr;
-    const std::string converted = place_.convert(tensor.target + end);
-    return converted.empty() ? nullptr : model_.find(converted);
+    const std::string name = tensor.target + end;
+    if (NamedTensor* found = model_.find(name)) return found;
+    if (place_.convert) {
+      const std::string converted = place_.convert(name);
+      if (NamedTensor* found = model_.find(converted)) return found;
+    }
+    // Files of some models lack the name that the class puts before its parts
+    // (gpt2's "h.0..." for "transformer.h.0..."), which transformers adds.
+    const size_t dot = name.find('.');
+    if (dot == std::string::npos || !lacks_prefix(name.substr(0, dot + 1))) {
+      return nullptr;
+    }
+    return model_.find(name.substr(dot + 1));
+  }
+
+  bool lacks_prefix(const std::string& prefix) const {
+    const auto& tensors = model_.tensors();
+    return std::none_of(tensors.begin(), tensors.end(),
+                        [&](const NamedTensor& tensor) {
+                          return tensor.name.starts_with(prefix);
+                        });
   }
 
   // All names first, so that a refusal can say how many have no place.
@@ -110,8 +129,6 @@ class Applier {
     const AdapterTensor* lost = nullptr;
     size_t count = 0;
     for (const AdapterTensor& tensor : adapter_.tensors) {
-      // The live adapter's own weights may be all that there is of one.
-      if (adapter_.is_live && tensor.part == AdapterPart::Replacement) continue;
       if (weight_of(tensor) != nullptr) continue;
       if (lost == nullptr) lost = &tensor;
       ++count;
@@ -132,6 +149,67 @@ class Applier {
                                                (bias ? ".bias" : ".weight")));
   }
 
+  // A save that loses a module (ungathered, under ZeRO-3) would leave the
+  // base's in its place.
+  void check_saved_modules() const {
+    for (const std::string& saved : adapter_.config.modules_to_save) {
+      for (const NamedTensor& weight : model_.tensors()) {
+        if (!is_in_module(weight.name, saved)) continue;
+        const auto names = model_.tied_with(weight.name);
+        const bool is_there =
+            std::any_of(adapter_.tensors.begin(), adapter_.tensors.end(),
+                        [&](const AdapterTensor& tensor) {
+                          if (tensor.part != AdapterPart::Replacement)
+                            return false;
+                          const NamedTensor* target = weight_of(tensor);
+                          return std::find(names.begin(), names.end(),
+                                           target->name) != names.end();
+                        });
+        if (is_there) continue;
+        throw Error(ErrorCode::Corrupt,
+                    "modules_to_save lists " + escape(saved) +
+                        ", and the adapter does not hold it: it was saved "
+                        "incomplete",
+                    {.file = adapter_.label, .tensor = weight.name});
+      }
+    }
+  }
+
+  // Whether a weight belongs to the module that ends with `name`.
+  static bool is_in_module(const std::string& weight, const std::string& name) {
+    const std::string dotted = "." + weight;
+    return dotted.find("." + name + ".") != std::string::npos;
+  }
+
+  void note_lost_factors(std::vector<std::string>& notes) const {
+    const AdapterConfig& config = adapter_.config;
+    if (config.target_modules.empty() && !config.target_pattern) return;
+    if (config.target_pattern == "all-linear") return;
+    std::set<std::string> adapted;
+    for (const AdapterTensor& tensor : adapter_.tensors) {
+      if (tensor.part == AdapterPart::A)
+        adapted.insert(weight_of(tensor)->name);
+    }
+    std::vector<std::string> lost;
+    constexpr std::string_view kWeight = ".weight";
+    for (const NamedTensor& weight : model_.tensors()) {
+      if (weight.shape.size() != 2 || !weight.name.ends_with(kWeight) ||
+          adapted.contains(weight.name) ||
+          model_.replaced_by.contains(weight.name)) {
+        continue;
+      }
+      const std::string module =
+          weight.name.substr(0, weight.name.size() - kWeight.size());
+      if (config.targets(module)) lost.push_back(module);
+    }
+    if (lost.empty()) return;
+    notes.push_back("target_modules of the adapter " + escape(adapter_.label) +
+                    " speaks of " + count_of(lost.size(), "module") +
+                    " that it has no factors for, such as " +
+                    escape(lost.front()) +
+                    ": was it saved whole? They stay as in the base model");
+  }
+
   uint32_t number(const AdapterTensor& tensor) const {
     return place_.first_tensor + tensor.tensor;
   }
@@ -148,7 +226,7 @@ class Applier {
   }
 
   void replace(const AdapterTensor& tensor) {
-    if (adapter_.weight != 1) {
+    if (adapter_.weight != 1 && !tensor.of_base) {
       refuse(tensor,
              "a weight that is replaced cannot be scaled: the adapter's weight "
              "must be 1",
@@ -156,12 +234,6 @@ class Applier {
     }
     const Tensor& stored = adapter_.stored(tensor);
     NamedTensor* weight = weight_of(tensor);
-    if (weight == nullptr) {
-      NamedTensor own = named(tensor, tensor.target);
-      model_.add(std::move(own));
-      model_.replaced_by[tensor.target] = adapter_.label;
-      return;
-    }
     const bool grown = weight->shape.size() == 2 && stored.shape.size() == 2 &&
                        weight->shape[1] == stored.shape[1] &&
                        is_vocabulary(weight->name);
@@ -222,22 +294,12 @@ class Applier {
             .change = std::nullopt};
   }
 
-  // The rows that the config lists for this module.
-  std::vector<uint64_t> rows_of(const AdapterTensor& tensor) const {
-    const auto& tokens = adapter_.config.tokens;
-    for (const auto& [module, rows] : tokens) {
-      if (module.empty() || tensor.target == module ||
-          tensor.target.ends_with("." + module)) {
-        return rows;
-      }
-    }
-    refuse(tensor, "trainable_token_indices does not say which rows these are");
-  }
-
   void replace_rows(const AdapterTensor& tensor) {
     const Tensor& stored = adapter_.stored(tensor);
     NamedTensor& weight = *weight_of(tensor);
-    const std::vector<uint64_t> rows = rows_of(tensor);
+    // check_adapter_config has held them against the config.
+    const std::vector<uint64_t>& rows =
+        *adapter_.config.tokens_of(tensor.target);
     if (stored.shape.size() != 2 || weight.shape.size() != 2 ||
         stored.shape[1] != weight.shape[1] || stored.shape[0] != rows.size()) {
       refuse(tensor, "its shape is " + text_of(stored.shape) + ", for " +
@@ -395,33 +457,49 @@ class Applier {
     }
   }
 
-  // A is rank x in, B is out x rank; of embeddings, "in" is the vocabulary.
+  // transformers' names of Conv1D layers.
+  static bool is_conv1d_name(const std::string& module) {
+    const std::string last = module.substr(module.rfind('.') + 1);
+    return last == "c_attn" || last == "c_proj" || last == "c_fc" ||
+           last == "q_attn";
+  }
+
+  // A is rank x in, B is out x rank; of embeddings, "in" is the vocabulary. The
+  // config's fan_in_fan_out speaks of the module that PEFT wrapped last, so it
+  // is no more than a hint.
   LoraKind kind_of(const AdapterTensor& a, const std::vector<uint64_t>& left,
                    const std::vector<uint64_t>& right,
                    const NamedTensor& weight) const {
     const uint64_t in = left[1];
     const uint64_t out = right[0];
-    std::optional<LoraKind> found;
+    const bool said = adapter_.config.fan_in_fan_out;
+    const bool is_conv1d = place_.has_conv1d && is_conv1d_name(a.target);
+    std::vector<LoraKind> fits;
     for (const Kind& kind : kKinds) {
       if (kind.of_embedding != a.is_embedding) continue;
       const std::vector<uint64_t> shape =
           kind.transposed ? std::vector{in, out} : std::vector{out, in};
-      if (weight.shape != shape) continue;
-      // Where both fit the config decides, else the shape.
-      const bool wanted = kind.transposed == adapter_.config.fan_in_fan_out;
-      if (!found || wanted) found = kind.kind;
+      const bool known_other = place_.has_conv1d && !kind.of_embedding &&
+                               (kind.kind == LoraKind::Conv1D) != is_conv1d;
+      const bool unheard_of =
+          kind.kind == LoraKind::Conv1D && !place_.has_conv1d && !said;
+      if (weight.shape == shape && !known_other && !unheard_of) {
+        fits.push_back(kind.kind);
+      }
     }
-    const bool conv_unsaid =
-        found == LoraKind::Conv1D && !adapter_.config.fan_in_fan_out;
-    if (found && !conv_unsaid) return *found;
+    if (fits.size() == 1) return fits.front();
+    if (fits.size() == 2) {
+      refuse(a,
+             "its weight is square, the config says fan_in_fan_out, which "
+             "speaks of one module of the model, and whether this one is a "
+             "Conv1D is not known for this type of model",
+             ErrorCode::Unsupported);
+    }
     refuse(a, "its factors are for a weight of " +
-                  text_of(a.is_embedding ? std::vector{in, out}
-                                         : std::vector{out, in}) +
+                  text_of(a.is_embedding || is_conv1d ? std::vector{in, out}
+                                                      : std::vector{out, in}) +
                   ", " + escape(weight.name) + " in the base model is " +
-                  text_of(weight.shape) +
-                  (conv_unsaid ? ", and the config does not say "
-                                 "fan_in_fan_out"
-                               : ""));
+                  text_of(weight.shape));
   }
 
   void add_magnitude(const AdapterTensor& magnitude, uint64_t outputs,
@@ -464,8 +542,9 @@ class Applier {
 }  // namespace
 
 void apply_adapter(const Adapter& adapter, const AdapterPlace& place,
-                   Model& model, LoraPlan& plan) {
-  Applier(adapter, place, model, plan).run();
+                   Model& model, LoraPlan& plan,
+                   std::vector<std::string>& notes) {
+  Applier(adapter, place, model, plan).run(notes);
 }
 
 }  // namespace zckpt

@@ -31,6 +31,26 @@ void check_rank(const AdapterConfig& config, const std::string& file,
       {.file = file});
 }
 
+// Of tied embeddings PEFT saves the rows once.
+void check_tokens(const AdapterConfig& config, const std::string& file,
+                  const AdapterTensors& tensors) {
+  const auto refuse = [&](uint64_t listed, uint64_t held) {
+    throw Error(ErrorCode::Corrupt,
+                "trainable_token_indices lists " + count_of(listed, "token") +
+                    ", the tensors hold " + std::to_string(held),
+                {.file = file});
+  };
+  for (const auto& [module, rows] : tensors.token_rows) {
+    const std::vector<uint64_t>* listed = config.tokens_of(module);
+    if (listed == nullptr || listed->size() != rows) {
+      refuse(listed == nullptr ? 0 : listed->size(), rows);
+    }
+  }
+  if (tensors.token_rows.empty() && !config.tokens.empty()) {
+    refuse(config.tokens.front().second.size(), 0);
+  }
+}
+
 // PEFT sorts the keys when it saves, and the first that matches counts.
 void note_alphas(const AdapterConfig& config, const std::string& module,
                  std::vector<std::string>& notes) {
@@ -75,13 +95,7 @@ void check_adapter_config(const AdapterConfig& config, const std::string& file,
     }
     note_alphas(config, module, notes);
   }
-  if (config.token_count() != tensors.token_rows) {
-    throw Error(ErrorCode::Corrupt,
-                "trainable_token_indices lists " +
-                    count_of(config.token_count(), "token") +
-                    ", the tensors hold " + std::to_string(tensors.token_rows),
-                {.file = file});
-  }
+  check_tokens(config, file, tensors);
   note_init(config, notes);
   const auto agree = [&](bool config_says, bool tensors_say,
                          const std::string& what) {

@@ -16,9 +16,9 @@ namespace zckpt {
 struct AdapterTensors {
   std::map<std::string, uint64_t> ranks;  // by module with factors
   std::set<std::string> saved_modules;
-  uint64_t token_rows = 0;
-  bool magnitudes = false;   // DoRA
-  bool biases_of_b = false;  // lora_bias
+  std::map<std::string, uint64_t> token_rows;  // by module
+  bool magnitudes = false;                     // DoRA
+  bool biases_of_b = false;                    // lora_bias
 };
 
 // Holds a config against the tensors that it is to describe: PEFT drops in

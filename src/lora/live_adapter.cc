@@ -239,26 +239,20 @@ class Finder {
 
   void check_config(const std::string& file) {
     AdapterTensors tensors{.ranks = found_.ranks,
-                           .token_rows = token_rows(),
+                           .token_rows = {},
                            .magnitudes = found_.has(AdapterPart::Magnitude),
                            .biases_of_b = found_.has(AdapterPart::BiasOfB)};
     for (const LivePart& part : found_.parts) {
+      if (part.live.part == AdapterPart::Tokens) {
+        const auto& shape = part.tensor->shape;
+        tensors.token_rows[part.live.module] = shape.empty() ? 0 : shape[0];
+      }
       if (part.live.part == AdapterPart::SavedModule &&
           !tied_.contains(part.live.module)) {
         tensors.saved_modules.insert(part.live.module);
       }
     }
     check_adapter_config(found_.config, file, tensors, found_.notes);
-  }
-
-  // Rows of all trained tokens.
-  uint64_t token_rows() const {
-    uint64_t rows = 0;
-    for (const LivePart& part : found_.parts) {
-      if (part.live.part != AdapterPart::Tokens) continue;
-      rows += part.tensor->shape.empty() ? 0 : part.tensor->shape[0];
-    }
-    return rows;
   }
 
   const Checkpoint& checkpoint_;

@@ -126,7 +126,7 @@ std::optional<FileName> parse_file_name(std::string_view name) {
     if (parts[i] == "original_module") {
       return FileName{.part = AdapterPart::Ignored, .target = {}};
     }
-    if (parts[i] == "base_layer") continue;
+    if (parts[i] == "base_layer" || parts[i] == "token_adapter") continue;
     const auto marker =
         std::find_if(kMarkers.begin(), kMarkers.end(),
                      [&](const Marker& m) { return m.component == parts[i]; });
@@ -150,10 +150,6 @@ std::optional<FileName> parse_file_name(std::string_view name) {
     if (has_end && after.back() == "bias") {
       if (file.part != AdapterPart::B) return std::nullopt;
       file.part = AdapterPart::BiasOfB;
-    }
-    if (file.part == AdapterPart::Tokens && !weight.empty() &&
-        weight.back() == "token_adapter") {
-      weight.pop_back();
     }
     break;
   }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <type_traits>
 
 #include "base/cast.h"
@@ -147,11 +148,15 @@ void LoraChanges::merge_block(const ChangedRun& run, const Block& block,
   sums.overflowed += here.overflowed;
   T max = 0;
   double total = 0;
+  uint64_t nonfinite = 0;
   for (size_t i = 0; i < numbers.values.size(); ++i) {
     const T delta = std::abs(numbers.values[i] - numbers.before[i]);
-    max = std::max(max, delta);
-    total += static_cast<double>(delta);
+    const bool finite = delta <= std::numeric_limits<T>::max();
+    max = std::max(max, finite ? delta : T{0});
+    total += finite ? static_cast<double>(delta) : 0.0;
+    nonfinite += finite ? 0U : 1U;
   }
+  sums.nonfinite += nonfinite;
   sums.max = std::max(sums.max, static_cast<double>(max));
   sums.total += total;
 }
@@ -319,6 +324,7 @@ std::vector<LoraReport> LoraChanges::report() const {
       report.max_delta = std::max(report.max_delta, worker.sums[i].max);
       report.mean_delta += worker.sums[i].total;
       report.overflowed += worker.sums[i].overflowed;
+      report.nonfinite += worker.sums[i].nonfinite;
     }
     report.mean_delta /=
         static_cast<double>(std::max<uint64_t>(1, change.rows * change.cols));

@@ -61,6 +61,7 @@ class LoraChanges final : public Changes {
     double max = 0;
     double total = 0;
     uint64_t overflowed = 0;
+    uint64_t nonfinite = 0;
   };
   struct Worker {
     Numbers<float> floats;

@@ -108,19 +108,62 @@ TEST_F(Adapters, NamesOfALiveModelAreUnderstood) {
   EXPECT_EQ(q(), merged(base_["model.layers.0.q.weight"], {{a, b, 2.0}}));
 }
 
-TEST_F(Adapters, ASquareWeightIsTransposedOnlyWhereTheConfigSaysSo) {
-  for (const bool transposed : {false, true}) {
+// fan_in_fan_out speaks of the module that PEFT wrapped last.
+TEST_F(Adapters, OfGpt2NamesTellWhatIsTransposed) {
+  base_["h.0.c_proj.weight"] = floats({3, 3}, 7);
+  for (const bool said : {false, true}) {
     adapters_.clear();
-    add_factors("model.layers.0.k", 3, 3, 30);
-    adapters_[0].config["fan_in_fan_out"] = transposed;
+    add_factors("h.0.c_proj", 3, 3, 30);
+    add_factors("model.layers.0.k", 3, 3, 40);
+    adapters_[0].config["fan_in_fan_out"] = said;
+    config_["model_type"] = "gpt2";
     options_.write.force = true;
     run();
+    auto& tensors = adapters_[0].tensors;
+    const std::string c = kPrefix + "h.0.c_proj";
+    EXPECT_EQ(values_of(written()["h.0.c_proj.weight"]),
+              merged(base_["h.0.c_proj.weight"],
+                     {{tensors[c + ".lora_A.weight"],
+                       tensors[c + ".lora_B.weight"], 2.0}},
+                     /*transposed=*/true));
     EXPECT_EQ(values_of(written()["model.layers.0.k.weight"]),
               merged(base_["model.layers.0.k.weight"],
-                     {{adapters_[0].tensors[kK + ".lora_A.weight"],
-                       adapters_[0].tensors[kK + ".lora_B.weight"], 2.0}},
-                     transposed));
+                     {{tensors[kK + ".lora_A.weight"],
+                       tensors[kK + ".lora_B.weight"], 2.0}}));
   }
+}
+
+TEST_F(Adapters, OfOtherModelsASquareWeightIsNotGuessed) {
+  adapters_.clear();
+  add_factors("model.layers.0.k", 3, 3, 30);
+  adapters_[0].config["fan_in_fan_out"] = true;
+  const Error error = refused();
+  EXPECT_EQ(error.code(), ErrorCode::Unsupported);
+  EXPECT_THAT(error.what(), HasSubstr("is square"));
+}
+
+TEST_F(Adapters, APrefixThatTheFilesLackIsFound) {
+  std::map<std::string, StoredTensor> bare;
+  for (const auto& [name, tensor] : base_) bare[name.substr(6)] = tensor;
+  base_ = bare;
+  run();
+  EXPECT_EQ(
+      values_of(written()["layers.0.q.weight"]),
+      merged(base_["layers.0.q.weight"],
+             {{factor(".lora_A.weight"), factor(".lora_B.weight"), 2.0}}));
+}
+
+TEST_F(Adapters, ASavedModuleThatIsNotThereIsRefused) {
+  adapters_[0].config["modules_to_save"] = {"embed_tokens", "score"};
+  const Error error = refused();
+  EXPECT_EQ(error.code(), ErrorCode::Corrupt);
+  EXPECT_THAT(error.what(), HasSubstr("modules_to_save lists embed_tokens"));
+}
+
+TEST_F(Adapters, TargetsWithoutFactorsAreSaid) {
+  adapters_[0].config["target_modules"] = {"q", "k"};
+  EXPECT_THAT(run().notes, Contains(HasSubstr("no factors for, such as "
+                                              "model.layers.0.k")));
 }
 
 TEST_F(Adapters, NoEffectIsSaid) {
@@ -174,13 +217,18 @@ TEST_F(Adapters, PeftHoldsWhatIsReplacedInTheBasesDtype) {
 
 // ---- what is refused ----
 
+// What a refusal changes in the sound adapter on q.
+struct Parts {
+  std::map<std::string, StoredTensor>& t;  // the adapter's tensors
+  nlohmann::ordered_json& config;
+  std::map<std::string, StoredTensor>& base;
+  double weight = 1;
+  LoraMath math = LoraMath::Exact;
+};
+
 struct Refusal {
   const char* name;
-  std::function<void(std::map<std::string, StoredTensor>& tensors,
-                     nlohmann::ordered_json& config,
-                     std::map<std::string, StoredTensor>& base,
-                     ExportOptions& options)>
-      change;
+  void (*change)(Parts& parts);
   ErrorCode code;
   const char* reason;
 };
@@ -189,12 +237,11 @@ class Refused : public Adapters, public testing::WithParamInterface<Refusal> {};
 
 TEST_P(Refused, WithTheTensor) {
   const Refusal& refusal = GetParam();
-  refusal.change(adapters_[0].tensors, adapters_[0].config, base_, options_);
-  const double weight =
-      options_.adapters.empty() ? 1 : options_.adapters[0].weight;
-  options_.adapters.clear();
+  Parts parts{adapters_[0].tensors, adapters_[0].config, base_};
+  refusal.change(parts);
+  options_.math = parts.math;
   write();
-  options_.adapters[0].weight = weight;
+  options_.adapters[0].weight = parts.weight;
   const auto error = caught([&] { export_hf(path_, options_); });
   ASSERT_TRUE(error);
   EXPECT_THAT(error->what(), HasSubstr(refusal.reason));
@@ -203,165 +250,168 @@ TEST_P(Refused, WithTheTensor) {
   EXPECT_FALSE(fs::exists(folder_ / "out"));
 }
 
-#define CHANGE                                                    \
-  []([[maybe_unused]] std::map<std::string, StoredTensor> & t,    \
-     [[maybe_unused]] nlohmann::ordered_json & config,            \
-     [[maybe_unused]] std::map<std::string, StoredTensor> & base, \
-     [[maybe_unused]] ExportOptions & options)
-
 const std::string kTokens = kEmbed + ".token_adapter.trainable_tokens_delta";
 
 const Refusal kRefusals[] = {
-    {"PartTwice", CHANGE{t[kQ + ".lora_A.default.weight"] = floats({2, 3}, 9);
-}  // namespace
-, ErrorCode::Corrupt, "twice"
-}  // namespace zckpt::test
-, {"FactorsDoNotFit", CHANGE{t[kQ + ".lora_B.weight"] = floats({5, 3}, 9);
-}
-, ErrorCode::Corrupt, "do not fit each other"
-}
-, {"OtherDimensions", CHANGE{t[kQ + ".lora_B.weight"] = floats({5, 2, 1}, 9);
-}
-, ErrorCode::Unsupported, "other modules than linear ones"
-}
-, {"FactorOfIntegers", CHANGE{t[kQ + ".lora_B.weight"].dtype = "I32";
-}
-, ErrorCode::Unsupported, "factors of the type"
-}
-, {"NoFactorA", CHANGE{t.erase(kQ + ".lora_A.weight");
-}
-, ErrorCode::Corrupt, "counterpart lora_A"
-}
-, {"Infinite", CHANGE{std::vector<float> values(6, 1.0F);
-values[4] = std::numeric_limits<float>::infinity();
-t[kQ + ".lora_A.weight"] = floats_of({2, 3}, values);
-}
-, ErrorCode::Corrupt, "the first is element 4"
-}
-, {"TransposedUnsaid",
-   CHANGE{base["model.layers.0.q.weight"] = floats({3, 5}, 2);
-}
-, ErrorCode::Corrupt, "does not say fan_in_fan_out"
-}
-, {"BaseOfIntegers",
-   CHANGE{base["model.layers.0.q.weight"] = {
-              .dtype = "I32", .shape = {5, 3}, .bytes = std::string(60, '\1')};
-}
-, ErrorCode::Unsupported, "quantised base"
-}
-, {"BaseOfDoubles",
-   CHANGE{base["model.layers.0.q.weight"] = {
-              .dtype = "F64", .shape = {5, 3}, .bytes = std::string(120, '\0')};
-options.math = LoraMath::Peft;
-}
-, ErrorCode::Unsupported, "no float64 base"
-}
-, {"UnknownKey", CHANGE{config["use_something_new"] = true;
-}
-, ErrorCode::Unsupported, "use_something_new"
-}
-, {"LayerReplication", CHANGE{config["layer_replication"] = {{0, 1}, {0, 1}};
-}
-, ErrorCode::Unsupported, "layer_replication"
-}
-, {"NoName", CHANGE{t["model.layers.0.q.lora_A.weight"] = floats({2}, 1);
-}
-, ErrorCode::Corrupt, "no name of an adapter's tensor"
-}
-, {"NoNameOfAPart", CHANGE{t[kQ + ".lora_A.bias"] = floats({2}, 1);
-}
-, ErrorCode::Corrupt, "no name of an adapter's tensor"
-}
-, {"ReplacedByAnotherShape", CHANGE{t[kK + ".weight"] = floats({4, 3}, 5);
-config["modules_to_save"] = {"k"};
-}
-, ErrorCode::Corrupt, "its shape is [4, 3]"
-}
-, {"VocabularyCut", CHANGE{t[kEmbed + ".weight"] = floats({5, 3}, 5);
-config["modules_to_save"] = {"embed_tokens"};
-}
-, ErrorCode::Corrupt, "never cut"
-}
-, {"ReplacedAndScaled", CHANGE{t[kK + ".weight"] = floats({3, 3}, 5);
-config["modules_to_save"] = {"k"};
-options.adapters = {{.path = "", .weight = 0.5}};
-}
-, ErrorCode::Unsupported, "must be 1"
-}
-, {"CopiesDiffer", CHANGE{t[kEmbed + ".weight"] = floats({6, 3}, 5);
-t[kEmbed + ".modules_to_save.weight"] = floats({6, 3}, 6);
-config["modules_to_save"] = {"embed_tokens"};
-}
-, ErrorCode::Corrupt, "and they differ"
-}
-, {"TokensOfNoModule", CHANGE{t[kTokens] = floats({1, 3}, 5);
-config["trainable_token_indices"] = {{"other", {1}}};
-}
-, ErrorCode::Corrupt, "which rows these are"
-}
-, {"TokensOfAnotherWidth", CHANGE{t[kTokens] = floats({1, 4}, 5);
-config["trainable_token_indices"] = {1};
-}
-, ErrorCode::Corrupt, "for 1 row of"
-}
-, {"TokensCounted", CHANGE{t[kTokens] = floats({2, 3}, 5);
-config["trainable_token_indices"] = {1};
-}
-, ErrorCode::Corrupt, "the tensors hold 2"
-}
-, {"TokensBeyond", CHANGE{t[kTokens] = floats({1, 3}, 5);
-config["trainable_token_indices"] = {6};
-}
-, ErrorCode::Corrupt, "which has 6"
-}
-, {"TokensTwice", CHANGE{t[kTokens] = floats({2, 3}, 5);
-config["trainable_token_indices"] = {3, 3};
-}
-, ErrorCode::Corrupt, "twice"
-}
-, {"TokensScaled", CHANGE{t[kTokens] = floats({1, 3}, 5);
-config["trainable_token_indices"] = {1};
-options.adapters = {{.path = "", .weight = 2}};
-}
-, ErrorCode::Unsupported, "must be 1"
-}
-, {"TokensAndFactors", CHANGE{t[kTokens] = floats({1, 3}, 5);
-config["trainable_token_indices"] = {1};
-t[kEmbed + ".lora_embedding_A"] = floats({2, 6}, 5);
-t[kEmbed + ".lora_embedding_B"] = floats({3, 2}, 5);
-}
-, ErrorCode::Unsupported, "something else changes it too"
-}
-, {"MagnitudesOfAnotherModule",
-   CHANGE{t[kQ + ".lora_magnitude_vector"] = floats({3}, 5);
-config["use_dora"] = true;
-}
-, ErrorCode::Corrupt, "for 5 outputs of"
-}
-, {"DoraScaled", CHANGE{t[kQ + ".lora_magnitude_vector"] = floats({5}, 5);
-config["use_dora"] = true;
-options.adapters = {{.path = "", .weight = 2}};
-}
-, ErrorCode::Unsupported, "an adapter with DoRA cannot be scaled"
-}
-, {"DoraUnsaid", CHANGE{t[kQ + ".lora_magnitude_vector"] = floats({5}, 5);
-}
-, ErrorCode::Corrupt, "use_dora"
-}
-, {"BiasOfAnotherModule", CHANGE{t[kQ + ".lora_B.bias"] = floats({4}, 5);
-config["lora_bias"] = true;
-}
-, ErrorCode::Corrupt, "its shape is [4]"
-}
-, {"NoBiasToAddTo", CHANGE{t[kQ + ".lora_B.bias"] = floats({5}, 5);
-config["lora_bias"] = true;
-base.erase("model.layers.0.q.bias");
-}
-, ErrorCode::Corrupt, "has no bias here"
-}
-,
-}
-;
+    {"PartTwice",
+     [](Parts& p) {
+       p.t[kQ + ".lora_A.default.weight"] = floats({2, 3}, 9);
+     },
+     ErrorCode::Corrupt, "twice"},
+    {"FactorsDoNotFit",
+     [](Parts& p) {
+       p.t[kQ + ".lora_B.weight"] = floats({5, 3}, 9);
+     },
+     ErrorCode::Corrupt, "do not fit each other"},
+    {"OtherDimensions",
+     [](Parts& p) {
+       p.t[kQ + ".lora_B.weight"] = floats({5, 2, 1}, 9);
+     },
+     ErrorCode::Unsupported, "other modules than linear ones"},
+    {"FactorOfIntegers",
+     [](Parts& p) { p.t[kQ + ".lora_B.weight"].dtype = "I32"; },
+     ErrorCode::Unsupported, "factors of the type"},
+    {"NoFactorA", [](Parts& p) { p.t.erase(kQ + ".lora_A.weight"); },
+     ErrorCode::Corrupt, "counterpart lora_A"},
+    {"Infinite",
+     [](Parts& p) {
+       std::vector<float> values(6, 1.0F);
+       values[4] = std::numeric_limits<float>::infinity();
+       p.t[kQ + ".lora_A.weight"] = floats_of({2, 3}, values);
+     },
+     ErrorCode::Corrupt, "the first is element 4"},
+    {"TransposedUnsaid",
+     [](Parts& p) {
+       p.base["model.layers.0.q.weight"] = floats({3, 5}, 2);
+     },
+     ErrorCode::Corrupt, "its factors are for a weight of"},
+    {"BaseOfIntegers",
+     [](Parts& p) {
+       p.base["model.layers.0.q.weight"] = {
+           .dtype = "I32", .shape = {5, 3}, .bytes = std::string(60, '\1')};
+     },
+     ErrorCode::Unsupported, "quantised base"},
+    {"BaseOfDoubles",
+     [](Parts& p) {
+       p.base["model.layers.0.q.weight"] = {
+           .dtype = "F64", .shape = {5, 3}, .bytes = std::string(120, '\0')};
+       p.math = LoraMath::Peft;
+     },
+     ErrorCode::Unsupported, "no float64 base"},
+    {"UnknownKey", [](Parts& p) { p.config["use_something_new"] = true; },
+     ErrorCode::Unsupported, "use_something_new"},
+    {"LayerReplication",
+     [](Parts& p) {
+       p.config["layer_replication"] = {{0, 1}, {0, 1}};
+     },
+     ErrorCode::Unsupported, "layer_replication"},
+    {"NoName",
+     [](Parts& p) { p.t["model.layers.0.q.lora_A.weight"] = floats({2}, 1); },
+     ErrorCode::Corrupt, "no name of an adapter's tensor"},
+    {"NoNameOfAPart",
+     [](Parts& p) { p.t[kQ + ".lora_A.bias"] = floats({2}, 1); },
+     ErrorCode::Corrupt, "no name of an adapter's tensor"},
+    {"ReplacedByAnotherShape",
+     [](Parts& p) {
+       p.t[kK + ".weight"] = floats({4, 3}, 5);
+       p.config["modules_to_save"] = {"k"};
+     },
+     ErrorCode::Corrupt, "its shape is [4, 3]"},
+    {"VocabularyCut",
+     [](Parts& p) {
+       p.t[kEmbed + ".weight"] = floats({5, 3}, 5);
+       p.config["modules_to_save"] = {"embed_tokens"};
+     },
+     ErrorCode::Corrupt, "never cut"},
+    {"ReplacedAndScaled",
+     [](Parts& p) {
+       p.t[kK + ".weight"] = floats({3, 3}, 5);
+       p.config["modules_to_save"] = {"k"};
+       p.weight = 0.5;
+     },
+     ErrorCode::Unsupported, "must be 1"},
+    {"CopiesDiffer",
+     [](Parts& p) {
+       p.t[kEmbed + ".weight"] = floats({6, 3}, 5);
+       p.t[kEmbed + ".modules_to_save.weight"] = floats({6, 3}, 6);
+       p.config["modules_to_save"] = {"embed_tokens"};
+     },
+     ErrorCode::Corrupt, "and they differ"},
+    {"TokensOfNoModule",
+     [](Parts& p) {
+       p.t[kTokens] = floats({1, 3}, 5);
+       p.config["trainable_token_indices"] = {{"other", {1}}};
+     },
+     ErrorCode::Corrupt, "lists 0 tokens, the tensors hold 1"},
+    {"TokensOfAnotherWidth",
+     [](Parts& p) {
+       p.t[kTokens] = floats({1, 4}, 5);
+       p.config["trainable_token_indices"] = {1};
+     },
+     ErrorCode::Corrupt, "for 1 row of"},
+    {"TokensCounted",
+     [](Parts& p) {
+       p.t[kTokens] = floats({2, 3}, 5);
+       p.config["trainable_token_indices"] = {1};
+     },
+     ErrorCode::Corrupt, "the tensors hold 2"},
+    {"TokensBeyond",
+     [](Parts& p) {
+       p.t[kTokens] = floats({1, 3}, 5);
+       p.config["trainable_token_indices"] = {6};
+     },
+     ErrorCode::Corrupt, "which has 6"},
+    {"TokensTwice",
+     [](Parts& p) {
+       p.t[kTokens] = floats({2, 3}, 5);
+       p.config["trainable_token_indices"] = {3, 3};
+     },
+     ErrorCode::Corrupt, "twice"},
+    {"TokensScaled",
+     [](Parts& p) {
+       p.t[kTokens] = floats({1, 3}, 5);
+       p.config["trainable_token_indices"] = {1};
+       p.weight = 2;
+     },
+     ErrorCode::Unsupported, "must be 1"},
+    {"TokensAndFactors",
+     [](Parts& p) {
+       p.t[kTokens] = floats({1, 3}, 5);
+       p.config["trainable_token_indices"] = {1};
+       p.t[kEmbed + ".lora_embedding_A"] = floats({2, 6}, 5);
+       p.t[kEmbed + ".lora_embedding_B"] = floats({3, 2}, 5);
+     },
+     ErrorCode::Unsupported, "something else changes it too"},
+    {"MagnitudesOfAnotherModule",
+     [](Parts& p) {
+       p.t[kQ + ".lora_magnitude_vector"] = floats({3}, 5);
+       p.config["use_dora"] = true;
+     },
+     ErrorCode::Corrupt, "for 5 outputs of"},
+    {"DoraScaled",
+     [](Parts& p) {
+       p.t[kQ + ".lora_magnitude_vector"] = floats({5}, 5);
+       p.config["use_dora"] = true;
+       p.weight = 2;
+     },
+     ErrorCode::Unsupported, "an adapter with DoRA cannot be scaled"},
+    {"DoraUnsaid",
+     [](Parts& p) { p.t[kQ + ".lora_magnitude_vector"] = floats({5}, 5); },
+     ErrorCode::Corrupt, "use_dora"},
+    {"BiasOfAnotherModule",
+     [](Parts& p) {
+       p.t[kQ + ".lora_B.bias"] = floats({4}, 5);
+       p.config["lora_bias"] = true;
+     },
+     ErrorCode::Corrupt, "its shape is [4]"},
+    {"NoBiasToAddTo",
+     [](Parts& p) {
+       p.t[kQ + ".lora_B.bias"] = floats({5}, 5);
+       p.config["lora_bias"] = true;
+       p.base.erase("model.layers.0.q.bias");
+     },
+     ErrorCode::Corrupt, "has no bias here"},
+};
 
 INSTANTIATE_TEST_SUITE_P(Adapters, Refused, testing::ValuesIn(kRefusals),
                          [](const testing::TestParamInfo<Refusal>& each) {
@@ -385,6 +435,7 @@ TEST_F(TwoAdapters, CannotReplaceOneWeight) {
 
 TEST_F(TwoAdapters, CannotReplaceWhatAnotherChanged) {
   adapters_[1].tensors[kQ + ".weight"] = floats({5, 3}, 5);
+  adapters_[1].tensors[kQ + ".bias"] = floats({5}, 6);
   adapters_[1].config["modules_to_save"] = {"q"};
   EXPECT_EQ(refused().code(), ErrorCode::Conflict);
 }

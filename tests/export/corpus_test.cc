@@ -198,7 +198,7 @@ TEST_P(LoraCorpus, SideFilesAreThoseOfTheNearestByteForByte) {
     if (name == "config.json" && has_changes) continue;
     // The adapter of a grown vocabulary brings its own tokenizer.
     const fs::path nearer = case_ / "adapter" / name;
-    EXPECT_EQ(read_bytes(output + "/" + name),
+    EXPECT_EQ(read_bytes(fs::path(output) / name),
               read_bytes(fs::exists(nearer) ? nearer : entry.path()))
         << name;
   }

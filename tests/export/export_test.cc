@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "export/export_case.h"
 #include "support/caught.h"
 #include "support/zero_checkpoint.h"
@@ -15,8 +17,6 @@ using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
-using testing::Not;
-using testing::UnorderedElementsAre;
 
 const std::string kEmbedding = "model.embed_tokens.weight";
 const std::string kHead = "lm_head.weight";
@@ -45,7 +45,8 @@ TEST_F(Export, EqualSidesAreWrittenOnce) {
   const ExportResult result = run();
   EXPECT_FALSE(written().contains(kHead));
   EXPECT_EQ(written_config()["tie_word_embeddings"], true);
-  EXPECT_THAT(result.notes, Contains(HasSubstr("is written once")));
+  EXPECT_THAT(result.written.plan.aliases,
+              ElementsAre(std::pair(kHead, kEmbedding)));
 }
 
 TEST_F(Export, EqualInTheOutputsDtypeIsEqual) {
@@ -62,7 +63,8 @@ TEST_F(Export, SidesThatDifferAreBothWrittenAndUntied) {
   const ExportResult result = run();
   EXPECT_EQ(written(), base_);
   EXPECT_EQ(written_config()["tie_word_embeddings"], false);
-  EXPECT_THAT(result.notes, Contains(HasSubstr("differ now")));
+  EXPECT_THAT(result.notes,
+              Contains(HasSubstr("are tied by the config and differ")));
 }
 
 TEST_F(Export, EqualSidesThatTheConfigDoesNotTieAreBothWritten) {
@@ -99,11 +101,82 @@ TEST_F(Export, RowsOfATiedVocabularyChangeOnBothSides) {
   EXPECT_EQ(written_config()["tie_word_embeddings"], true);
 }
 
+TEST_F(Export, RowsReplacedOnTwoEqualSidesKeepThemOne) {
+  base_[kHead] = base_[kEmbedding];
+  adapters_.resize(1);
+  adapters_[0].tensors
+      ["base_model.model.model.embed_tokens.token_adapter."
+       "trainable_tokens_delta"] = floats({1, 3}, 5);
+  adapters_[0].config["trainable_token_indices"] = {2};
+  run();
+  EXPECT_FALSE(written().contains(kHead));
+  EXPECT_EQ(written_config()["tie_word_embeddings"], true);
+}
+
 TEST_F(Export, ASideThatGrewWithoutTheOtherIsRefused) {
   config_["tie_word_embeddings"] = false;
-  base_[kHead] = floats({7, 3}, 5);
+  base_[kHead] = floats({6, 3}, 5);
+  adapters_.resize(1);
+  adapters_[0].tensors["base_model.model.lm_head.weight"] = floats({7, 3}, 6);
+  adapters_[0].config["modules_to_save"] = {"lm_head"};
   EXPECT_THAT(refused().what(),
               HasSubstr("has 6 rows, and lm_head.weight has 7"));
+}
+
+TEST_F(Export, SidesOfOtherSizesByDesignAreLeftAlone) {
+  config_["tie_word_embeddings"] = false;
+  base_[kHead] = floats({4, 3}, 5);
+  run();
+  EXPECT_EQ(written(), base_);
+}
+
+TEST_F(Export, AHeadThatIsThereStaysWhereTheConfigSaysNothing) {
+  config_.erase("tie_word_embeddings");
+  base_[kHead] = base_[kEmbedding];
+  run();
+  EXPECT_EQ(written(), base_);
+}
+
+TEST_F(Export, AnEmbeddingThatMayBeTiedToAnUnknownHeadIsNotChanged) {
+  config_["architectures"] = {"TestForMaskedLM"};
+  config_.erase("tie_word_embeddings");
+  adapters_.resize(1);
+  adapters_[0].tensors["base_model.model.model.embed_tokens.weight"] =
+      floats({6, 3}, 6);
+  adapters_[0].config["modules_to_save"] = {"embed_tokens"};
+  const Error error = refused();
+  EXPECT_EQ(error.code(), ErrorCode::Unsupported);
+  EXPECT_THAT(error.what(), HasSubstr("may be one weight"));
+  config_["architectures"] = {"TestForSequenceClassification"};
+  run();
+  EXPECT_FALSE(written().contains(kHead));
+}
+
+TEST_F(Export, AnAdapterBesideTheWeightsIsNotPassedOver) {
+  add_factors("model.layers.0.q", 5, 3, 5);
+  write();
+  for (const char* name :
+       {"adapter_config.json", "adapter_model.safetensors"}) {
+    fs::copy_file(options_.adapters[0].path + "/" + name,
+                  folder_ / ("base/" + std::string(name)));
+  }
+  options_.adapters.clear();
+  expect_error(ErrorCode::Invalid, {}, "holds an adapter too",
+               [&] { export_hf(path_, options_); });
+  options_.adapters = {{.path = path_}};
+  EXPECT_EQ(export_hf(path_, options_).lora.size(), 1U);
+}
+
+TEST_F(Export, NotANumberIsCounted) {
+  add_factors("model.layers.0.q", 5, 3, 5);
+  std::vector<float> values = values_of(base_["model.layers.0.q.weight"]);
+  values[4] = std::numeric_limits<float>::quiet_NaN();
+  base_["model.layers.0.q.weight"] = floats_of({5, 3}, values);
+  const ExportResult result = run();
+  EXPECT_EQ(result.lora[0].nonfinite, 1U);
+  EXPECT_GT(result.lora[0].max_delta, 0);
+  ASSERT_EQ(result.written.findings.size(), 1U);
+  EXPECT_EQ(result.written.findings[0].code, "nan");
 }
 
 // ---- vocabulary and config ----
@@ -393,21 +466,61 @@ TEST_F(ExportZero, ABaseWithMoreWeightsIsAnotherModel) {
               HasSubstr("the checkpoint has no such weight"));
 }
 
-TEST_F(ExportZero, WeightsThatTheBaseLacksAreKeptAndSaid) {
+TEST_F(ExportZero, WeightsThatTheBaseLacksNeedAConfigOfTheRun) {
   base_.erase("model.layers.0.k.weight");
-  EXPECT_THAT(run_zero().notes,
-              Contains(HasSubstr("have no place in the base")));
+  EXPECT_THAT(refused_zero().what(), HasSubstr("is not that of the run"));
+  write_bytes(path_ + "/config.json", config_.dump());
+  EXPECT_THAT(export_hf(path_, options_).notes,
+              Contains(HasSubstr("not known to the base model")));
   EXPECT_TRUE(written().contains("model.layers.0.k.weight"));
 }
 
-TEST_F(ExportZero, WhatOneNamesAndNobodyHoldsIsRefused) {
-  // Quantised weights are no floats.
-  zero_.frozen.clear();
-  zero_.buffers = {};
-  zero_.groups[0].push_back({"model.embed_tokens.weight", {6, 3}});
-  base_.erase("model.embed_tokens.weight");
+TEST_F(ExportZero, NamesThatOnlyLookLikeQuantisedOnesStay) {
+  zero_.groups[0].push_back({"model.nested_tower.weight", {2}});
+  zero_.groups[0].push_back({"model.gate.SCBx.weight", {2}});
+  base_["model.nested_tower.weight"] = floats({2}, 1);
+  base_["model.gate.SCBx.weight"] = floats({2}, 1);
   run_zero();
-  EXPECT_TRUE(written().contains(kEmbedding));
+  EXPECT_EQ(written()["model.nested_tower.weight"].bytes,
+            truth("model.nested_tower.weight"));
+  EXPECT_TRUE(written().contains("model.gate.SCBx.weight"));
+}
+
+TEST_F(ExportZero, AnAdapterThatChangedItsBaseNeedsTheChangedOne) {
+  be_lora();
+  adapter_config_ = R"({"peft_type": "LORA", "r": 2, "lora_alpha": 4,
+                        "init_lora_weights": "pissa"})";
+  run_zero();  // its base is in the save
+  fs::remove_all(folder_ / "out");
+  zero_.exclude_frozen = true;
+  const Error error = refused_zero();
+  EXPECT_EQ(error.code(), ErrorCode::Unsupported);
+  EXPECT_THAT(error.what(), HasSubstr("left the changed weights out"));
+}
+
+TEST_F(ExportZero, ManyNamesOfOneWeightAreWrittenOnceOrRefused) {
+  const std::string shared = "shared.weight";
+  zero_.groups = {{{shared, {6, 3}}, {"decoder.q.weight", {5, 3}}}};
+  zero_.frozen.clear();
+  zero_.aliases = {{"encoder.embed_tokens.weight", shared},
+                   {"decoder.embed_tokens.weight", shared},
+                   {kHead, shared}};
+  base_.clear();
+  base_[shared] = floats({6, 3}, 1);
+  base_["decoder.q.weight"] = floats({5, 3}, 2);
+  config_["is_encoder_decoder"] = true;
+  config_["architectures"] = {"TestForConditionalGeneration"};
+  run_zero();
+  EXPECT_EQ(written().size(), 2U);
+  EXPECT_EQ(written()[shared].bytes, truth(shared));
+  // An adapter on one side.
+  path_ = folder_ / "base";
+  options_.base.clear();
+  adapters_.resize(1);
+  adapters_[0].tensors["base_model.model.shared.weight"] = floats({6, 3}, 9);
+  adapters_[0].config["modules_to_save"] = {"shared"};
+  fs::remove_all(folder_ / "out");
+  EXPECT_THAT(refused().what(), HasSubstr("are one in this kind of model"));
 }
 
 TEST_F(ExportZero, WrappersPrefixesAreTakenOff) {

@@ -24,12 +24,10 @@ class SideFiles : public testing::Test {
     write_bytes(folder_ / (folder + "/" + name), text);
   }
   // "name of folder"
-  std::vector<std::string> chosen(const std::string& config = "",
-                                  bool code = false) {
+  std::vector<std::string> chosen(bool code = false) {
     std::vector<std::string> list;
-    for (const SideFile& side : choose_side_files(
-             {folder_ / "near", folder_ / "far"},
-             config.empty() ? "" : folder_ / config, code, notes_)) {
+    for (const SideFile& side :
+         choose_side_files({folder_ / "near", folder_ / "far"}, code, notes_)) {
       list.push_back(side.name + " of " +
                      std::filesystem::path(side.from).filename().string());
     }
@@ -63,6 +61,23 @@ TEST_F(SideFiles, HalfATokenizerIsNone) {
   EXPECT_THAT(notes_, ElementsAre(HasSubstr("has no vocabulary")));
 }
 
+TEST_F(SideFiles, AVocabularyWithoutItsConfigYieldsToAWholeTokenizer) {
+  file("near", "tokenizer.json");
+  EXPECT_THAT(chosen(), ElementsAre("tokenizer.json of near"));
+  file("far", "tokenizer.json");
+  file("far", "tokenizer_config.json");
+  EXPECT_THAT(chosen(), ElementsAre("tokenizer.json of far",
+                                    "tokenizer_config.json of far"));
+  EXPECT_THAT(notes_, ElementsAre(HasSubstr("no tokenizer_config.json")));
+}
+
+TEST_F(SideFiles, CodeOfATokenizerIsCopied) {
+  file("near", "tokenizer.json");
+  file("near", "tokenizer_config.json", R"({"auto_map": {"A": "t.B"}})");
+  file("near", "t.py", "import torch");
+  EXPECT_THAT(chosen(), Contains("t.py of near"));
+}
+
 TEST_F(SideFiles, NoTokenizerIsSaid) {
   EXPECT_THAT(chosen(), IsEmpty());
   EXPECT_THAT(notes_, ElementsAre(HasSubstr("no tokenizer was found")));
@@ -73,11 +88,9 @@ TEST_F(SideFiles, CodeIsCopiedWhereTheConfigAsksForIt) {
   file("near", "zero_to_fp32.py", "import torch");
   file("far", "modeling_x.py", "import torch");
   file("far", "zero_to_torch.py", "import torch");
-  EXPECT_THAT(chosen("far", true), Contains("modeling_x.py of far"));
-  EXPECT_THAT(chosen("far", true),
-              testing::Not(Contains(HasSubstr("zero_to"))));
-  EXPECT_THAT(chosen("far", false),
-              testing::Not(Contains(HasSubstr("modeling"))));
+  EXPECT_THAT(chosen(true), Contains("modeling_x.py of far"));
+  EXPECT_THAT(chosen(true), testing::Not(Contains(HasSubstr("zero_to"))));
+  EXPECT_THAT(chosen(false), testing::Not(Contains(HasSubstr("modeling"))));
 }
 
 TEST_F(SideFiles, TheConfigIsThatOfTheNearest) {

@@ -235,13 +235,14 @@ TEST_F(Extract, RefusesAConfigThatWouldDropFactors) {
   for (const char* more :
        {R"(, "target_modules": ["v"])", R"(, "target_modules": "v|k")",
         R"(, "target_modules": ["q"], "exclude_modules": ["q"])",
-        R"(, "target_modules": ["q"], "layers_to_transform": [0])",
         R"(, "trainable_token_indices": [1])"}) {
     write_config(more);
     EXPECT_EQ(refused().code(), ErrorCode::Corrupt) << more;
   }
   for (const char* more :
        {R"(, "target_modules": ["q"])", R"(, "target_modules": "q|k")",
+        // A whole name is meant whatever the layers are.
+        R"(, "target_modules": ["q"], "layers_to_transform": [0])",
         R"(, "target_modules": "all-linear", "exclude_modules": ["k"])"}) {
     write_config(more);
     fs::remove_all(folder_ / "out");

@@ -82,7 +82,8 @@ Json lora_json(const ExportResult& result, const ExportVerb& verb) {
                        {"rank", report.rank},
                        {"max_delta", std::stod(digits(report.max_delta))},
                        {"mean_delta", std::stod(digits(report.mean_delta))},
-                       {"overflowed", report.overflowed}});
+                       {"overflowed", report.overflowed},
+                       {"nonfinite", report.nonfinite}});
   }
   return {{"math", verb.math},
           {"adapters", std::move(adapters)},
@@ -126,7 +127,7 @@ void print_lora(const ExportResult& result, const ExportVerb& verb,
   uint64_t unchanged = 0;
   for (const LoraReport& report : result.lora) {
     most = std::max(most, report.max_delta);
-    unchanged += report.max_delta == 0;
+    unchanged += report.max_delta == 0 && report.nonfinite == 0;
     if (!verb.common.verbose) continue;
     terminal.note("merged " + escape(report.name) + ": rank " +
                   std::to_string(report.rank) + ", |delta| at most " +
