@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "base/parallel.h"
 #include "base/text.h"
+#include "export/choose_adapters.h"
 #include "export/config_file.h"
 #include "export/hub_names.h"
 #include "export/side_files.h"
@@ -18,7 +19,6 @@
 #include "export/ties.h"
 #include "lora/apply_adapter.h"
 #include "lora/lora_changes.h"
-#include "merge/record_checks.h"
 #include "merge/write.h"
 #include "reader/joined.h"
 #include "zckpt/error.h"
@@ -54,7 +54,8 @@ class Exporter {
         is_weights_(main.facts().framework == "weights") {}
 
   void run() {
-    open_adapters();
+    adapters_ = choose_adapters(path_, main_, options_, result_.written);
+    for (const Adapter& adapter : adapters_) add_notes(adapter.notes);
     open_base();
     read_config();
     build_model();
@@ -68,85 +69,6 @@ class Exporter {
  private:
   // ---- what is read ----
 
-  void open_adapters() {
-    const bool live = has_live_adapter(main_);
-    const bool asked = !options_.adapter_name.empty() ||
-                       !options_.adapter_config.empty() || options_.lora_alpha;
-    if (live && !options_.adapters.empty()) {
-      throw Error(ErrorCode::Invalid,
-                  "this checkpoint holds its adapter itself: leave --adapter "
-                  "out, or give the base model as PATH");
-    }
-    if (!live && asked) {
-      throw Error(ErrorCode::Invalid,
-                  "--adapter-name, --adapter-config and --lora-alpha are for "
-                  "checkpoints of LoRA runs, and this one holds no adapter");
-    }
-    if (live) {
-      adapters_.push_back(
-          live_adapter(main_, {options_.adapter_name, options_.adapter_config,
-                               options_.lora_alpha}));
-    }
-    for (const AdapterChoice& choice : options_.adapters) {
-      adapters_.push_back(
-          open_adapter(choice.path, is_weights_ ? path_ : options_.base));
-      adapters_.back().weight = choice.weight;
-    }
-    for (Adapter& adapter : adapters_) {
-      if (!options_.write.dry_run) check_payload(adapter);
-      add_notes(adapter.notes);
-    }
-    refuse_changed_bases();
-  }
-
-  void check_payload(Adapter& adapter) {
-    check_values(adapter, options_.write.open.stop);
-    if (options_.write.check == Check::None) return;
-    std::vector<uint32_t> tensors;
-    for (const AdapterTensor& tensor : adapter.tensors) {
-      tensors.push_back(tensor.tensor);
-    }
-    check_records_of(adapter.checkpoint, tensors, options_.write.open.stop,
-                     result_.written);
-  }
-
-  // Such an adapter belongs on what is left of the base model once its first
-  // factors are taken away. A checkpoint has that; a folder has not, unless the
-  // first factors are given too, with the opposite weight.
-  void refuse_changed_bases() const {
-    for (const Adapter& adapter : adapters_) {
-      if (adapter.is_live || !adapter.config.changes_base()) continue;
-      const bool balanced = std::any_of(
-          adapters_.begin(), adapters_.end(), [&](const Adapter& other) {
-            return &other != &adapter && other.weight == -adapter.weight &&
-                   same_factors(adapter, other);
-          });
-      if (balanced) continue;
-      throw Error(ErrorCode::Unsupported,
-                  "the run changed its base model at the start "
-                  "(init_lora_weights: " +
-                      escape(adapter.config.init) +
-                      "), and this adapter is right on that one only. Export "
-                      "the checkpoint of the run, convert the adapter with "
-                      "PEFT (path_initial_model_for_weight_conversion), or "
-                      "take the initial adapter away again: --adapter " +
-                      escape(adapter.label) + " --adapter INITIAL:-1",
-                  {.file = adapter.config_file});
-    }
-  }
-
-  static bool same_factors(const Adapter& a, const Adapter& b) {
-    const auto scales = [](const Adapter& adapter) {
-      std::map<std::string, double> found;
-      for (const AdapterTensor& tensor : adapter.tensors) {
-        if (tensor.part != AdapterPart::A) continue;
-        found[tensor.target] = adapter.config.scale_of(tensor.target);
-      }
-      return found;
-    };
-    return scales(a) == scales(b);
-  }
-
   // The base model's folder: as given, else what an adapter's config names.
   void open_base() {
     if (is_weights_) {
@@ -156,7 +78,6 @@ class Exporter {
                     "checkpoints");
       }
       result_.base = main_.facts().folder;
-      refuse_second_adapter();
       return;
     }
     std::string folder = options_.base;
@@ -178,21 +99,6 @@ class Exporter {
                   {.file = folder});
     }
     result_.base = folder;
-  }
-
-  // transformers loads an adapter that lies beside the weights with them.
-  void refuse_second_adapter() const {
-    std::error_code ignored;
-    const fs::path folder = main_.facts().folder;
-    if (!fs::exists(folder / kAdapterConfigName, ignored)) return;
-    for (const AdapterChoice& choice : options_.adapters) {
-      if (fs::equivalent(choice.path, folder, ignored)) return;
-    }
-    throw Error(ErrorCode::Invalid,
-                "this folder holds an adapter too, which loaders apply to its "
-                "weights: merge it with --adapter " +
-                    escape(path_) + ", or move it away",
-                {.file = (folder / kAdapterConfigName).string()});
   }
 
   // Where side files come from, the nearest to the training first.
@@ -496,27 +402,6 @@ class Exporter {
   bool sides_agree_ = true;  // head and embedding, before anything is merged
   std::vector<PlannedFile> copies_;
 };
-
-// An adapter alone is no model; the command for it is another one.
-void refuse_adapter_alone(const std::string& path) {
-  std::error_code ignored;
-  if (!fs::exists(fs::path(path) / kAdapterConfigName, ignored) ||
-      open_weights_beside(path) != nullptr) {
-    return;
-  }
-  try {
-    find_checkpoints(path, {});
-  } catch (const Error&) {
-    const Adapter adapter = open_adapter(path, "");
-    const std::string& base = adapter.config.base_model;
-    throw Error(
-        ErrorCode::Invalid,
-        "this is an adapter alone; merge it into its base model: zckpt "
-        "export-hf DIR --adapter " +
-            escape(path) + " -o OUT" +
-            (base.empty() ? "" : " (DIR: a folder with " + escape(base) + ")"));
-  }
-}
 
 }  // namespace
 

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <map>
 #include <optional>
-#include <set>
 #include <utility>
 
 #include "base/cast.h"
@@ -52,9 +51,7 @@ class Applier {
       : adapter_(adapter), place_(place), model_(model), plan_(plan) {}
 
   void run(std::vector<std::string>& notes) {
-    check_names();
-    check_saved_modules();
-    note_lost_factors(notes);
+    check_fit(adapter_, place_, model_, notes);
     // What is replaced comes first: an embedding that was resized brings the
     // base that its factors are for.
     for (const AdapterTensor& tensor : adapter_.tensors) {
@@ -95,119 +92,9 @@ class Applier {
     slot = &tensor;
   }
 
-  // The weight that a tensor is for; null where the model has none.
-  NamedTensor* weight_of(const AdapterTensor& tensor) const {
-    const bool is_weight = tensor.part == AdapterPart::Replacement;
-    const char* end = is_weight                             ? ""
-                      : tensor.part == AdapterPart::BiasOfB ? ".bias"
-                                                            : ".weight";
-    const std::string name = tensor.target + end;
-    if (NamedTensor* found = model_.find(name)) return found;
-    if (place_.convert) {
-      const std::string converted = place_.convert(name);
-      if (NamedTensor* found = model_.find(converted)) return found;
-    }
-    // Files of some models lack the name that the class puts before its parts
-    // (gpt2's "h.0..." for "transformer.h.0..."), which transformers adds.
-    const size_t dot = name.find('.');
-    if (dot == std::string::npos || !lacks_prefix(name.substr(0, dot + 1))) {
-      return nullptr;
-    }
-    return model_.find(name.substr(dot + 1));
-  }
-
-  bool lacks_prefix(const std::string& prefix) const {
-    const auto& tensors = model_.tensors();
-    return std::none_of(tensors.begin(), tensors.end(),
-                        [&](const NamedTensor& tensor) {
-                          return tensor.name.starts_with(prefix);
-                        });
-  }
-
-  // All names first, so that a refusal can say how many have no place.
-  void check_names() const {
-    const AdapterTensor* lost = nullptr;
-    size_t count = 0;
-    for (const AdapterTensor& tensor : adapter_.tensors) {
-      if (weight_of(tensor) != nullptr) continue;
-      if (lost == nullptr) lost = &tensor;
-      ++count;
-    }
-    if (lost == nullptr) return;
-    const bool bias = lost->part == AdapterPart::BiasOfB;
-    refuse(*lost, (bias ? "the base model has no bias here to add it to"
-                   : count == adapter_.tensors.size()
-                       ? "none of the adapter's " + count_of(count, "tensor") +
-                             " has a place in the base model"
-                       : std::to_string(count) + " of the adapter's " +
-                             count_of(adapter_.tensors.size(), "tensor") +
-                             " have no place in the base model") +
-                      "; the nearest names there: " +
-                      model_.nearest(lost->part == AdapterPart::Replacement
-                                         ? lost->target
-                                         : lost->target +
-                                               (bias ? ".bias" : ".weight")));
-  }
-
-  // A save that loses a module (ungathered, under ZeRO-3) would leave the
-  // base's in its place.
-  void check_saved_modules() const {
-    for (const std::string& saved : adapter_.config.modules_to_save) {
-      for (const NamedTensor& weight : model_.tensors()) {
-        if (!is_in_module(weight.name, saved)) continue;
-        const auto names = model_.tied_with(weight.name);
-        const bool is_there =
-            std::any_of(adapter_.tensors.begin(), adapter_.tensors.end(),
-                        [&](const AdapterTensor& tensor) {
-                          if (tensor.part != AdapterPart::Replacement)
-                            return false;
-                          const NamedTensor* target = weight_of(tensor);
-                          return std::find(names.begin(), names.end(),
-                                           target->name) != names.end();
-                        });
-        if (is_there) continue;
-        throw Error(ErrorCode::Corrupt,
-                    "modules_to_save lists " + escape(saved) +
-                        ", and the adapter does not hold it: it was saved "
-                        "incomplete",
-                    {.file = adapter_.label, .tensor = weight.name});
-      }
-    }
-  }
-
-  // Whether a weight belongs to the module that ends with `name`.
-  static bool is_in_module(const std::string& weight, const std::string& name) {
-    const std::string dotted = "." + weight;
-    return dotted.find("." + name + ".") != std::string::npos;
-  }
-
-  void note_lost_factors(std::vector<std::string>& notes) const {
-    const AdapterConfig& config = adapter_.config;
-    if (config.target_modules.empty() && !config.target_pattern) return;
-    if (config.target_pattern == "all-linear") return;
-    std::set<std::string> adapted;
-    for (const AdapterTensor& tensor : adapter_.tensors) {
-      if (tensor.part == AdapterPart::A)
-        adapted.insert(weight_of(tensor)->name);
-    }
-    std::vector<std::string> lost;
-    constexpr std::string_view kWeight = ".weight";
-    for (const NamedTensor& weight : model_.tensors()) {
-      if (weight.shape.size() != 2 || !weight.name.ends_with(kWeight) ||
-          adapted.contains(weight.name) ||
-          model_.replaced_by.contains(weight.name)) {
-        continue;
-      }
-      const std::string module =
-          weight.name.substr(0, weight.name.size() - kWeight.size());
-      if (config.targets(module)) lost.push_back(module);
-    }
-    if (lost.empty()) return;
-    notes.push_back("target_modules of the adapter " + escape(adapter_.label) +
-                    " speaks of " + count_of(lost.size(), "module") +
-                    " that it has no factors for, such as " +
-                    escape(lost.front()) +
-                    ": was it saved whole? They stay as in the base model");
+  // check_fit has found it.
+  NamedTensor& weight_of(const AdapterTensor& tensor) const {
+    return *find_weight(tensor, place_, model_);
   }
 
   uint32_t number(const AdapterTensor& tensor) const {
@@ -233,7 +120,7 @@ class Applier {
              ErrorCode::Unsupported);
     }
     const Tensor& stored = adapter_.stored(tensor);
-    NamedTensor* weight = weight_of(tensor);
+    NamedTensor* weight = &weight_of(tensor);
     const bool grown = weight->shape.size() == 2 && stored.shape.size() == 2 &&
                        weight->shape[1] == stored.shape[1] &&
                        is_vocabulary(weight->name);
@@ -296,7 +183,7 @@ class Applier {
 
   void replace_rows(const AdapterTensor& tensor) {
     const Tensor& stored = adapter_.stored(tensor);
-    NamedTensor& weight = *weight_of(tensor);
+    NamedTensor& weight = weight_of(tensor);
     // check_adapter_config has held them against the config.
     const std::vector<uint64_t>& rows =
         *adapter_.config.tokens_of(tensor.target);
@@ -422,7 +309,7 @@ class Applier {
       refuse(a, "lora_A " + text_of(left) + " and lora_B " + text_of(right) +
                     " of this module do not fit each other");
     }
-    NamedTensor& weight = *weight_of(a);
+    NamedTensor& weight = weight_of(a);
     LoraTerm term{.kind = kind_of(a, left, right, weight),
                   .a = number(a),
                   .b = number(b),
@@ -520,7 +407,7 @@ class Applier {
 
   void add_bias(const AdapterTensor& bias, uint64_t outputs, double scale) {
     const Tensor& stored = adapter_.stored(bias);
-    NamedTensor& target = *weight_of(bias);
+    NamedTensor& target = weight_of(bias);
     if (stored.numel != outputs || target.shape != stored.shape) {
       refuse(bias, "its shape is " + text_of(stored.shape) + ", that of " +
                        escape(target.name) + " in the base model " +

@@ -2,28 +2,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstdint>
-#include <functional>
 #include <string>
+#include <vector>
 
 #include "lora/adapter.h"
+#include "lora/adapter_fit.h"
 #include "lora/model.h"
 #include "zckpt/lora.h"
 
 namespace zckpt {
-
-// What the base model calls a module or weight that an adapter names
-// otherwise; empty where nothing is known.
-using NameConversion = std::function<std::string(const std::string&)>;
-
-struct AdapterPlace {
-  // The number in the joined checkpoint of the adapter's first tensor.
-  uint32_t first_tensor = 0;
-  // For names that the model does not have; may be empty.
-  NameConversion convert;
-  // The model has Conv1D layers (GPT-2), which their names then tell.
-  bool has_conv1d = false;
-};
 
 // Plans the merge of one adapter into `model`: weights are replaced, rows of
 // embeddings are replaced, factors become changes in `plan`. Reads no payload.

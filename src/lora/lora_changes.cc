@@ -4,20 +4,26 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <type_traits>
 
 #include "base/cast.h"
 #include "base/parallel.h"
-#include "lora/product_kernels.h"
 
 namespace zckpt {
 namespace {
 
 // Elements that are worked on at a time: their buffers stay in the L2 cache.
 constexpr uint64_t kBlock = uint64_t{1} << 15;
+// Rows to a block, where there are as many: each use of a right factor serves
+// all of them.
+constexpr uint64_t kRows = 32;
 // Left factors read at a time, in elements.
 constexpr uint64_t kLeft = uint64_t{1} << 18;
+// Columns are cut where the kernels are at their best.
+constexpr uint64_t kColumns = 64;
+
+template <typename T>
+constexpr DType kComputed = std::is_same_v<T, float> ? DType::F32 : DType::F64;
 
 // DoRA has one magnitude per output; these kinds have outputs as columns.
 bool outputs_are_columns(LoraKind kind) {
@@ -30,31 +36,22 @@ uint64_t rank_of(const LoraChange& change) {
   return rank;
 }
 
-// Rows to a block: enough for the buffers, and in fours for the kernels.
-uint64_t block_rows(const LoraChange& change) {
-  const uint64_t fit =
-      std::min(kBlock / change.cols, kLeft / rank_of(change)) / 4 * 4;
-  return std::max<uint64_t>(fit, 4);
+// Rows whose left factors are read at once.
+uint64_t rows_at_once(const LoraChange& change) {
+  const uint64_t by_size = std::max(kRows, kBlock / change.cols);
+  return std::clamp<uint64_t>(kLeft / rank_of(change), 1, by_size);
+}
+
+uint64_t cols_at_once(uint64_t rows, uint64_t cols) {
+  const uint64_t fit = kBlock / rows / kColumns * kColumns;
+  return std::clamp<uint64_t>(fit, kColumns, std::max(cols, kColumns));
 }
 
 template <typename T>
-void load(DType from, std::span<const std::byte> in, std::vector<T>& out) {
-  CastCounts ignored;
-  const size_t count = in.size() / size_of(from);
-  out.resize(count);
-  if (from == DType::F64) {
-    std::vector<double> wide(count);
-    std::copy(in.begin(), in.end(),
-              std::as_writable_bytes(std::span(wide)).begin());
-    for (size_t i = 0; i < count; ++i) out[i] = static_cast<T>(wide[i]);
-  } else if constexpr (std::is_same_v<T, float>) {
-    cast(from, in, DType::F32, std::as_writable_bytes(std::span(out)), ignored);
-  } else {
-    std::vector<float> narrow(count);
-    cast(from, in, DType::F32, std::as_writable_bytes(std::span(narrow)),
-         ignored);
-    std::copy(narrow.begin(), narrow.end(), out.begin());
-  }
+std::span<std::byte> bytes_of(std::vector<T>& values, uint64_t first,
+                              uint64_t count) {
+  return std::as_writable_bytes(std::span(values).subspan(
+      static_cast<size_t>(first), static_cast<size_t>(count)));
 }
 
 // Through the base's dtype and back.
@@ -75,13 +72,17 @@ LoraChanges::LoraChanges(const Checkpoint& checkpoint, const LoraPlan& plan,
     : checkpoint_(checkpoint),
       plan_(plan),
       resources_(resources),
+      kernels_(best_product_kernels()),
       factors_(checkpoint,
                resources.memory_bytes /
                    (static_cast<uint64_t>(resources.threads) + 1),
                static_cast<size_t>(resources.threads) + 1),
       workers_(static_cast<size_t>(resources.threads)),
       scalings_(plan.changes.size()) {
-  for (Worker& worker : workers_) worker.sums.resize(plan.changes.size());
+  for (Worker& worker : workers_) {
+    worker.sums.resize(plan.changes.size());
+    worker.overflowed.resize(plan.changes.size());
+  }
   for (size_t i = 0; i < plan.changes.size(); ++i) {
     scalings_[i].resize(plan.changes[i].terms.size());
   }
@@ -106,130 +107,176 @@ void LoraChanges::apply(const ChangedRun& run, std::span<const std::byte> in,
   }
 }
 
-// Cuts a run, which may begin and end anywhere, into blocks.
+// Cuts a run, which may begin and end anywhere, into whole rows and parts of
+// rows.
 template <typename T>
 void LoraChanges::apply_as(const ChangedRun& run, std::span<const std::byte> in,
                            std::span<std::byte> out, CastCounts& counts) {
   const LoraChange& change = plan_.changes[run.change];
   const size_t from_size = size_of(run.from);
-  const size_t to_size = size_of(run.to);
   uint64_t at = run.first;
   const uint64_t end = at + in.size() / from_size;
   while (at != end) {
-    Block block{.row = at / change.cols, .rows = 1, .col = at % change.cols};
+    Block rows{.row = at / change.cols, .rows = 1, .col = at % change.cols};
     const uint64_t rest = end - at;
-    if (block.col == 0 && rest >= change.cols) {
-      block.rows = std::min(rest / change.cols, block_rows(change));
-      block.cols = change.cols;
+    if (rows.col == 0 && rest >= change.cols) {
+      rows.rows = std::min(rest / change.cols, rows_at_once(change));
+      rows.cols = change.cols;
     } else {
-      block.cols = std::min(change.cols - block.col, rest);
+      rows.cols = std::min(change.cols - rows.col, rest);
     }
     const auto skip = static_cast<size_t>(at - run.first);
-    const auto count = static_cast<size_t>(block.elements());
-    merge_block<T>(run, block, in.subspan(skip * from_size, count * from_size),
-                   out.subspan(skip * to_size, count * to_size), counts);
-    at += block.elements();
+    merge_rows<T>(run, rows, in.data() + skip * from_size,
+                  out.data() + skip * size_of(run.to), counts);
+    at += rows.elements();
   }
 }
 
+LoraChanges::Lefts LoraChanges::read_lefts(const LoraChange& change,
+                                           uint64_t row, uint64_t rows) const {
+  Lefts lefts{.first_row = row, .factors = {}};
+  for (const LoraTerm& term : change.terms) {
+    lefts.factors.push_back(factors_.left(term, row, rows));
+  }
+  return lefts;
+}
+
 template <typename T>
-void LoraChanges::merge_block(const ChangedRun& run, const Block& block,
-                              std::span<const std::byte> in,
-                              std::span<std::byte> out, CastCounts& counts) {
+void LoraChanges::merge_rows(const ChangedRun& run, const Block& rows,
+                             const std::byte* in, std::byte* out,
+                             CastCounts& counts) {
   const LoraChange& change = plan_.changes[run.change];
   Numbers<T>& numbers = numbers_of<T>(run.worker);
-  evaluate<T>(run.change, block, run.from, in, change.terms.size(), numbers);
+  Worker& worker = workers_[static_cast<size_t>(run.worker)];
+  const Lefts lefts = read_lefts(change, rows.row, rows.rows);
+  const size_t from_size = size_of(run.from);
+  const size_t to_size = size_of(run.to);
+  const uint64_t step = cols_at_once(rows.rows, rows.cols);
   CastCounts here;
-  cast(std::is_same_v<T, float> ? DType::F32 : DType::F64,
-       std::as_bytes(std::span(numbers.values)), run.to, out, here);
-  counts.overflowed += here.overflowed;
-
-  Sums& sums = workers_[static_cast<size_t>(run.worker)].sums[run.change];
-  sums.overflowed += here.overflowed;
-  T max = 0;
-  double total = 0;
-  uint64_t nonfinite = 0;
-  for (size_t i = 0; i < numbers.values.size(); ++i) {
-    const T delta = std::abs(numbers.values[i] - numbers.before[i]);
-    const bool finite = delta <= std::numeric_limits<T>::max();
-    max = std::max(max, finite ? delta : T{0});
-    total += finite ? static_cast<double>(delta) : 0.0;
-    nonfinite += finite ? 0U : 1U;
+  for (uint64_t col = 0; col < rows.cols; col += step) {
+    const Block block{.row = rows.row,
+                      .rows = rows.rows,
+                      .col = rows.col + col,
+                      .cols = std::min(step, rows.cols - col)};
+    evaluate<T>(run.change, block,
+                {.dtype = run.from,
+                 .first = in + static_cast<size_t>(col) * from_size,
+                 .stride_bytes = static_cast<size_t>(rows.cols) * from_size},
+                lefts, change.terms.size(), run.to, numbers);
+    for (uint64_t i = 0; i < block.rows; ++i) {
+      std::byte* const row =
+          out + static_cast<size_t>(i * rows.cols + col) * to_size;
+      cast(kComputed<T>, bytes_of(numbers.values, i * block.cols, block.cols),
+           run.to, {row, static_cast<size_t>(block.cols) * to_size}, here);
+    }
+    const DeltaSums sums = [&] {
+      if constexpr (std::is_same_v<T, float>) {
+        return kernels_.f32.measure(numbers.before.data(),
+                                    numbers.values.data(),
+                                    numbers.values.size());
+      } else {
+        return kernels_.f64.measure(numbers.before.data(),
+                                    numbers.values.data(),
+                                    numbers.values.size());
+      }
+    }();
+    DeltaSums& all = worker.sums[run.change];
+    all.max = std::max(all.max, sums.max);
+    all.total += sums.total;
+    all.nonfinite += sums.nonfinite;
   }
-  sums.nonfinite += nonfinite;
-  sums.max = std::max(sums.max, static_cast<double>(max));
-  sums.total += total;
+  worker.overflowed[run.change] += here.overflowed;
+  counts.overflowed += here.overflowed;
 }
 
 template <typename T>
-void LoraChanges::evaluate(uint32_t change, const Block& block, DType from,
-                           std::span<const std::byte> in, size_t end,
+void LoraChanges::evaluate(uint32_t change, const Block& block, const Rows& in,
+                           const Lefts& lefts, size_t end, DType to,
                            Numbers<T>& numbers) {
-  load(from, in, numbers.before);
+  const LoraChange& all = plan_.changes[change];
+  const auto count = static_cast<size_t>(block.elements());
+  // float64 bases are merged in float64 only.
+  const bool widened = std::is_same_v<T, double> && in.dtype != DType::F64;
+  numbers.before.resize(count);
+  if (widened) numbers.narrow.resize(count);
+  CastCounts ignored;
+  for (uint64_t i = 0; i < block.rows; ++i) {
+    const std::span<const std::byte> row(
+        in.first + static_cast<size_t>(i) * in.stride_bytes,
+        static_cast<size_t>(block.cols) * size_of(in.dtype));
+    cast(in.dtype, row, widened ? DType::F32 : kComputed<T>,
+         widened ? bytes_of(numbers.narrow, i * block.cols, block.cols)
+                 : bytes_of(numbers.before, i * block.cols, block.cols),
+         ignored);
+  }
+  if constexpr (std::is_same_v<T, double>) {
+    if (widened) {
+      kernels_.widen(numbers.narrow.data(), numbers.before.data(), count);
+    }
+  }
   numbers.values = numbers.before;
   if constexpr (std::is_same_v<T, float>) {
     // A tensor that replaces another is held in that one's dtype.
-    const DType base = plan_.changes[change].base;
-    if (from != base) round_to(base, numbers.values, numbers.rounding);
-  }
-  for (size_t i = 0; i < end; ++i) {
-    add_term<T>(change, i, block, numbers);
-    const LoraTerm& term = plan_.changes[change].terms[i];
-    if (term.magnitude) scale_outputs<T>(change, i, block, numbers);
-    if constexpr (std::is_same_v<T, float>) {
-      round_to(plan_.changes[change].base, numbers.values, numbers.rounding);
+    if (in.dtype != all.base) {
+      round_to(all.base, numbers.values, numbers.rounding);
     }
   }
-}
-
-template <typename T>
-void LoraChanges::multiply(const LoraTerm& term, const LoraChange& change,
-                           const Block& block, Numbers<T>& numbers) {
-  const std::vector<float> left = factors_.left(term, block.row, block.rows);
-  const ProductKernels& kernels = best_product_kernels();
-  numbers.products.resize(static_cast<size_t>(block.elements()));
-  const uint64_t step = factors_.right_cols(term, change.cols);
-  const uint64_t end = block.col + block.cols;
-  for (uint64_t piece = block.col / step * step; piece < end; piece += step) {
-    const uint64_t width = std::min(step, change.cols - piece);
-    const Factors::Matrix right = factors_.right(term, piece, width);
-    const uint64_t first = std::max(piece, block.col);
-    Product<T> product{
-        .left = left.data(),
-        .right = right->data() + (first - piece),
-        .out = numbers.products.data() + (first - block.col),
-        .rows = static_cast<size_t>(block.rows),
-        .cols = static_cast<size_t>(std::min(piece + width, end) - first),
-        .rank = static_cast<size_t>(term.rank),
-        .left_stride = static_cast<size_t>(term.rank),
-        .right_stride = static_cast<size_t>(width),
-        .out_stride = static_cast<size_t>(block.cols)};
+  for (size_t i = 0; i < end; ++i) {
+    add_term<T>(change, i, block, lefts, numbers);
+    if (all.terms[i].magnitude) scale_outputs<T>(change, i, block, numbers);
     if constexpr (std::is_same_v<T, float>) {
-      kernels.f32(product);
-    } else {
-      kernels.f64(product);
+      // The last rounding is the output's own where it is the same.
+      if (i + 1 < end || to != all.base) {
+        round_to(all.base, numbers.values, numbers.rounding);
+      }
     }
   }
 }
 
 // The product first, then its scale, as PEFT does.
 template <typename T>
-void LoraChanges::add_term(uint32_t change, size_t term, const Block& block,
-                           Numbers<T>& numbers) {
+void LoraChanges::add_term(uint32_t change, size_t index, const Block& block,
+                           const Lefts& lefts, Numbers<T>& numbers) {
   const LoraChange& all = plan_.changes[change];
-  multiply<T>(all.terms[term], all, block, numbers);
-  const T scale = static_cast<T>(all.terms[term].scale);
-  for (T& product : numbers.products) product *= scale;
+  const LoraTerm& term = all.terms[index];
+  const KernelsOf<T>& kernels = [&]() -> const KernelsOf<T>& {
+    if constexpr (std::is_same_v<T, float>) {
+      return kernels_.f32;
+    } else {
+      return kernels_.f64;
+    }
+  }();
+  const float* left =
+      lefts.factors[index].data() + (block.row - lefts.first_row) * term.rank;
+  numbers.products.resize(static_cast<size_t>(block.elements()));
+  const uint64_t step = factors_.right_cols(term, all.cols);
+  const uint64_t end = block.col + block.cols;
+  for (uint64_t piece = block.col / step * step; piece < end; piece += step) {
+    const uint64_t width = std::min(step, all.cols - piece);
+    const Factors::Matrix right = factors_.right(term, piece, width);
+    const uint64_t first = std::max(piece, block.col);
+    kernels.multiply(
+        {.left = left,
+         .right = right->data() + (first - piece),
+         .out = numbers.products.data() + (first - block.col),
+         .rows = static_cast<size_t>(block.rows),
+         .cols = static_cast<size_t>(std::min(piece + width, end) - first),
+         .rank = static_cast<size_t>(term.rank),
+         .left_stride = static_cast<size_t>(term.rank),
+         .right_stride = static_cast<size_t>(width),
+         .out_stride = static_cast<size_t>(block.cols)});
+  }
+  T scale = static_cast<T>(term.scale);
   if constexpr (std::is_same_v<T, float>) {
-    const LoraTerm& it = all.terms[term];
-    if (it.kind == LoraKind::Embedding && !it.magnitude) {
+    if (term.kind == LoraKind::Embedding && !term.magnitude) {
       // Embedding.merge rounds the delta before it adds it.
+      for (float& product : numbers.products) product *= scale;
       round_to(all.base, numbers.products, numbers.rounding);
+      scale = 1;
     }
   }
-  for (size_t i = 0; i < numbers.values.size(); ++i) {
-    numbers.values[i] += numbers.products[i];
-  }
+  kernels.add(numbers.values.data(), numbers.products.data(), scale,
+              numbers.values.size());
 }
 
 template <typename T>
@@ -283,24 +330,35 @@ void LoraChanges::find_scalings(uint32_t change, size_t term,
   const PlannedRun& run = all.runs.front();
   const Tensor& base = checkpoint_.tensors()[run.tensor];
   std::vector<std::byte> bytes;
-  const uint64_t step = block_rows(all);
-  for (uint64_t row = 0; row < all.rows; row += step) {
+  const size_t size = size_of(base.dtype);
+  for (uint64_t row = 0; row < all.rows;) {
     throw_if_stopped(resources_.stop);
-    const Block block{.row = row,
-                      .rows = std::min(step, all.rows - row),
-                      .col = 0,
-                      .cols = all.cols};
-    bytes.resize(static_cast<size_t>(block.elements() * size_of(base.dtype)));
-    checkpoint_.read(base, run.first + row * all.cols, block.elements(), bytes);
-    evaluate<T>(change, block, base.dtype, bytes, term, numbers);
-    add_term<T>(change, term, block, numbers);
-    size_t at = 0;
-    for (uint64_t i = 0; i < block.rows; ++i) {
-      for (uint64_t j = 0; j < block.cols; ++j, ++at) {
-        const auto value = static_cast<double>(numbers.values[at]);
-        norms[static_cast<size_t>(columns ? j : row + i)] += value * value;
+    const uint64_t rows = std::min(rows_at_once(all), all.rows - row);
+    const Lefts lefts = read_lefts(all, row, rows);
+    bytes.resize(static_cast<size_t>(rows * all.cols) * size);
+    checkpoint_.read(base, run.first + row * all.cols, rows * all.cols, bytes);
+    const uint64_t step = cols_at_once(rows, all.cols);
+    for (uint64_t col = 0; col < all.cols; col += step) {
+      const Block block{.row = row,
+                        .rows = rows,
+                        .col = col,
+                        .cols = std::min(step, all.cols - col)};
+      evaluate<T>(change, block,
+                  {.dtype = base.dtype,
+                   .first = bytes.data() + static_cast<size_t>(col) * size,
+                   .stride_bytes = static_cast<size_t>(all.cols) * size},
+                  lefts, term, kComputed<T>, numbers);
+      add_term<T>(change, term, block, lefts, numbers);
+      size_t at = 0;
+      for (uint64_t i = 0; i < block.rows; ++i) {
+        for (uint64_t j = 0; j < block.cols; ++j, ++at) {
+          const auto value = static_cast<double>(numbers.values[at]);
+          norms[static_cast<size_t>(columns ? col + j : row + i)] +=
+              value * value;
+        }
       }
     }
+    row += rows;
   }
   // A vector, which the reader of factors takes for one column.
   LoraTerm magnitude{.kind = LoraKind::Bias, .b = *all.terms[term].magnitude};
@@ -323,7 +381,7 @@ std::vector<LoraReport> LoraChanges::report() const {
     for (const Worker& worker : workers_) {
       report.max_delta = std::max(report.max_delta, worker.sums[i].max);
       report.mean_delta += worker.sums[i].total;
-      report.overflowed += worker.sums[i].overflowed;
+      report.overflowed += worker.overflowed[i];
       report.nonfinite += worker.sums[i].nonfinite;
     }
     report.mean_delta /=

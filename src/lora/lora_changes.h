@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "lora/factors.h"
+#include "lora/product_kernels.h"
 #include "merge/changes.h"
 #include "zckpt/checkpoint.h"
 #include "zckpt/lora.h"
@@ -41,8 +42,7 @@ class LoraChanges final : public Changes {
   std::vector<LoraReport> report() const;
 
  private:
-  // A rectangle of a weight whose elements follow each other: whole rows, or a
-  // part of one.
+  // A rectangle of a weight that is worked on at a time.
   struct Block {
     uint64_t row = 0;
     uint64_t rows = 0;
@@ -50,23 +50,31 @@ class LoraChanges final : public Changes {
     uint64_t cols = 0;
     uint64_t elements() const { return rows * cols; }
   };
+  // The rows of a block as they are stored: elements of the first row, and how
+  // far it is from row to row.
+  struct Rows {
+    DType dtype = DType::F32;
+    const std::byte* first = nullptr;
+    size_t stride_bytes = 0;
+  };
   template <typename T>
   struct Numbers {
     std::vector<T> before;  // the base
     std::vector<T> values;
     std::vector<T> products;
+    std::vector<float> narrow;
     std::vector<std::byte> rounding;
   };
-  struct Sums {
-    double max = 0;
-    double total = 0;
-    uint64_t overflowed = 0;
-    uint64_t nonfinite = 0;
+  // Rows of the left factors of all terms.
+  struct Lefts {
+    uint64_t first_row = 0;
+    std::vector<std::vector<float>> factors;
   };
   struct Worker {
     Numbers<float> floats;
     Numbers<double> doubles;
-    std::vector<Sums> sums;  // by change
+    std::vector<DeltaSums> sums;       // by change
+    std::vector<uint64_t> overflowed;  // by change
   };
   // DoRA's magnitude / norm, by change and term; empty for other terms.
   using Scalings = std::vector<std::vector<std::vector<double>>>;
@@ -74,20 +82,18 @@ class LoraChanges final : public Changes {
   template <typename T>
   void apply_as(const ChangedRun& run, std::span<const std::byte> in,
                 std::span<std::byte> out, CastCounts& counts);
+  // Whole rows, or a part of one, `in` and `out` from its first element on.
   template <typename T>
-  void merge_block(const ChangedRun& run, const Block& block,
-                   std::span<const std::byte> in, std::span<std::byte> out,
-                   CastCounts& counts);
+  void merge_rows(const ChangedRun& run, const Block& rows, const std::byte* in,
+                  std::byte* out, CastCounts& counts);
+  Lefts read_lefts(const LoraChange& change, uint64_t row, uint64_t rows) const;
   // Loads a block and adds the terms before number `end`; leaves those values.
   template <typename T>
-  void evaluate(uint32_t change, const Block& block, DType from,
-                std::span<const std::byte> in, size_t end, Numbers<T>& numbers);
-  template <typename T>
-  void multiply(const LoraTerm& term, const LoraChange& change,
-                const Block& block, Numbers<T>& numbers);
+  void evaluate(uint32_t change, const Block& block, const Rows& in,
+                const Lefts& lefts, size_t end, DType to, Numbers<T>& numbers);
   template <typename T>
   void add_term(uint32_t change, size_t term, const Block& block,
-                Numbers<T>& numbers);
+                const Lefts& lefts, Numbers<T>& numbers);
   template <typename T>
   void scale_outputs(uint32_t change, size_t term, const Block& block,
                      Numbers<T>& numbers) const;
@@ -99,6 +105,7 @@ class LoraChanges final : public Changes {
   const Checkpoint& checkpoint_;
   const LoraPlan& plan_;
   const LoraResources resources_;
+  const ProductKernels& kernels_;
   Factors factors_;
   std::vector<Worker> workers_;
   Scalings scalings_;

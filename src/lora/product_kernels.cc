@@ -2,8 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lora/product_kernels.h"
 
+#include <algorithm>
 #include <cmath>
 #include <initializer_list>
+#include <limits>
 
 #define ZCKPT_INLINE inline __attribute__((always_inline))
 
@@ -65,39 +67,96 @@ ZCKPT_INLINE void multiply(const Product<T>& product) {
 }
 
 template <typename T>
-void multiply_portable(const Product<T>& product) {
-  multiply(product);
+ZCKPT_INLINE void add(T* __restrict values, const T* __restrict products,
+                      T scale, size_t count) {
+  for (size_t i = 0; i < count; ++i) values[i] += products[i] * scale;
 }
 
-constexpr ProductKernels kPortable{multiply_portable<float>,
-                                   multiply_portable<double>};
+template <typename T>
+ZCKPT_INLINE DeltaSums measure(const T* before, const T* values, size_t count) {
+  // Lanes side by side, which the compiler turns into vectors.
+  constexpr size_t kLanes = 16;
+  T max[kLanes] = {};
+  T total[kLanes] = {};
+  uint32_t nonfinite[kLanes] = {};
+  const auto take = [&](size_t i, size_t lane) {
+    const T delta = std::abs(values[i] - before[i]);
+    const bool finite = delta <= std::numeric_limits<T>::max();
+    const T counted = finite ? delta : T{0};
+    max[lane] = counted > max[lane] ? counted : max[lane];
+    total[lane] += counted;
+    nonfinite[lane] += finite ? 0U : 1U;
+  };
+  const size_t whole = count / kLanes * kLanes;
+  for (size_t i = 0; i < whole; i += kLanes) {
+    for (size_t lane = 0; lane < kLanes; ++lane) take(i + lane, lane);
+  }
+  for (size_t i = whole; i < count; ++i) take(i, i - whole);
+  DeltaSums sums;
+  for (size_t lane = 0; lane < kLanes; ++lane) {
+    sums.max = std::max(sums.max, static_cast<double>(max[lane]));
+    sums.total += static_cast<double>(total[lane]);
+    sums.nonfinite += nonfinite[lane];
+  }
+  return sums;
+}
+
+ZCKPT_INLINE void widen(const float* __restrict in, double* __restrict out,
+                        size_t count) {
+  for (size_t i = 0; i < count; ++i) out[i] = static_cast<double>(in[i]);
+}
+
+// One set: the loops above, compiled for one kind of CPU.
+#define ZCKPT_SET(Name, attributes)                                           \
+  struct Name {                                                               \
+    template <typename T>                                                     \
+    attributes static void run_multiply(const Product<T>& product) {          \
+      multiply(product);                                                      \
+    }                                                                         \
+    template <typename T>                                                     \
+    attributes static void run_add(T* values, const T* products, T scale,     \
+                                   size_t count) {                            \
+      add(values, products, scale, count);                                    \
+    }                                                                         \
+    template <typename T>                                                     \
+    attributes static DeltaSums run_measure(const T* before, const T* values, \
+                                            size_t count) {                   \
+      return measure(before, values, count);                                  \
+    }                                                                         \
+    attributes static void run_widen(const float* in, double* out,            \
+                                     size_t count) {                          \
+      widen(in, out, count);                                                  \
+    }                                                                         \
+  }
+
+template <typename Set, typename T>
+constexpr KernelsOf<T> kernels_of() {
+  return {Set::template run_multiply<T>, Set::template run_add<T>,
+          Set::template run_measure<T>};
+}
+
+template <typename Set>
+constexpr ProductKernels kernels_in() {
+  return {kernels_of<Set, float>(), kernels_of<Set, double>(), Set::run_widen};
+}
+
+ZCKPT_SET(Portable, );
+constexpr ProductKernels kPortable = kernels_in<Portable>();
 
 #ifdef __x86_64__
 
 // Dispatched by hand, as in base/cast_kernels.cc.
-#define ZCKPT_AVX2 __attribute__((target("avx2,fma")))
 #ifdef __clang__  // knows no such preference for one function
 #define ZCKPT_WIDE ""
 #else
 #define ZCKPT_WIDE ",prefer-vector-width=512"
 #endif
-#define ZCKPT_AVX512 \
-  __attribute__((    \
-      target("avx2,fma,avx512f,avx512bw,avx512vl,avx512dq" ZCKPT_WIDE)))
-
-template <typename T>
-ZCKPT_AVX2 void multiply_avx2(const Product<T>& product) {
-  multiply(product);
-}
-
-template <typename T>
-ZCKPT_AVX512 void multiply_avx512(const Product<T>& product) {
-  multiply(product);
-}
-
-constexpr ProductKernels kAvx2{multiply_avx2<float>, multiply_avx2<double>};
-constexpr ProductKernels kAvx512{multiply_avx512<float>,
-                                 multiply_avx512<double>};
+ZCKPT_SET(Avx2, __attribute__((target("avx2,fma"))));
+ZCKPT_SET(Avx512,
+          __attribute__((target(
+              "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq" ZCKPT_WIDE))));
+constexpr ProductKernels kAvx2 = kernels_in<Avx2>();
+constexpr ProductKernels kAvx512 = kernels_in<Avx512>();
 
 bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "base/cast_kernels.h"
 
@@ -27,9 +28,35 @@ struct Product {
 // zero: for float by fused multiply-add, as the matrix products behind PEFT on
 // a CPU; for double, where every product is exact, by addition. Every set
 // gives the same bits, whatever the CPU and however a product is cut.
+template <typename T>
+using ProductKernel = void (*)(const Product<T>& product);
+
+// values[i] += products[i] * scale, in two roundings.
+template <typename T>
+using AddKernel = void (*)(T* values, const T* products, T scale, size_t count);
+
+// |values[i] - before[i]|: the largest, their sum (in lanes: its last digits
+// depend on how runs are cut), and how many are no numbers.
+struct DeltaSums {
+  double max = 0;
+  double total = 0;
+  uint64_t nonfinite = 0;
+};
+template <typename T>
+using DeltaKernel = DeltaSums (*)(const T* before, const T* values,
+                                  size_t count);
+
+template <typename T>
+struct KernelsOf {
+  ProductKernel<T> multiply;
+  AddKernel<T> add;
+  DeltaKernel<T> measure;
+};
+
 struct ProductKernels {
-  void (*f32)(const Product<float>& product);
-  void (*f64)(const Product<double>& product);
+  KernelsOf<float> f32;
+  KernelsOf<double> f64;
+  void (*widen)(const float* in, double* out, size_t count);
 };
 
 // Null where this CPU, or this build, lacks the instructions.
