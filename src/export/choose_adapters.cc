@@ -25,8 +25,7 @@ void check_payload(const MergeOptions& options, Adapter& adapter,
   for (const AdapterTensor& tensor : adapter.tensors) {
     tensors.push_back(tensor.tensor);
   }
-  check_records_of(adapter.checkpoint, tensors, options.open.stop,
-                   written);
+  check_records_of(adapter.checkpoint, tensors, options.open.stop, written);
 }
 
 bool same_factors(const Adapter& a, const Adapter& b) {
@@ -126,9 +125,9 @@ std::vector<Adapter> choose_adapters(const std::string& path,
                 "checkpoints of LoRA runs, and this one holds no adapter");
   }
   if (live) {
-    adapters.push_back(
-        live_adapter(main, {options.adapter_name, options.adapter_config,
-                             options.lora_alpha}));
+    adapters.push_back(live_adapter(
+        main,
+        {options.adapter_name, options.adapter_config, options.lora_alpha}));
   }
   for (const AdapterChoice& choice : options.adapters) {
     adapters.push_back(

@@ -152,6 +152,7 @@ bool ConfigFile::is_encoder_decoder() const {
 
 bool ConfigFile::has_language_head() const {
   const auto names = architectures();
+  if (names.empty()) return tie_word_embeddings().value_or(false);
   return std::any_of(names.begin(), names.end(), [](const std::string& name) {
     return name.ends_with("ForCausalLM") || name.ends_with("LMHeadModel") ||
            name.ends_with("ForConditionalGeneration");
@@ -160,7 +161,7 @@ bool ConfigFile::has_language_head() const {
 
 bool ConfigFile::has_some_head() const {
   const auto names = architectures();
-  return has_language_head() ||
+  return names.empty() || has_language_head() ||
          std::any_of(names.begin(), names.end(), [](const std::string& name) {
            return name.ends_with("ForMaskedLM") ||
                   name.ends_with("ForPreTraining");

@@ -30,7 +30,8 @@ class ConfigFile {
   // Names Python files to be run.
   bool has_remote_code() const;
   bool is_encoder_decoder() const;
-  // Predicts the next token with an output head over the vocabulary.
+  // Predicts the next token with an output head over the vocabulary, as the
+  // name of its class says, or, without one, that something is tied.
   bool has_language_head() const;
   // Has a head over the vocabulary of any kind, as far as its class's name
   // tells; a classifier has none.

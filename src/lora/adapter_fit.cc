@@ -42,18 +42,19 @@ class FitChecker {
     }
     if (lost == nullptr) return;
     const bool bias = lost->part == AdapterPart::BiasOfB;
-    throw Error(ErrorCode::Corrupt, (bias ? "the base model has no bias here to add it to"
-                   : count == adapter_.tensors.size()
-                       ? "none of the adapter's " + count_of(count, "tensor") +
-                             " has a place in the base model"
-                       : std::to_string(count) + " of the adapter's " +
-                             count_of(adapter_.tensors.size(), "tensor") +
-                             " have no place in the base model") +
-                      "; the nearest names there: " +
-                      model_.nearest(lost->part == AdapterPart::Replacement
-                                         ? lost->target
-                                         : lost->target +
-                                               (bias ? ".bias" : ".weight")),
+    throw Error(
+        ErrorCode::Corrupt,
+        (bias ? "the base model has no bias here to add it to"
+         : count == adapter_.tensors.size()
+             ? "none of the adapter's " + count_of(count, "tensor") +
+                   " has a place in the base model"
+             : std::to_string(count) + " of the adapter's " +
+                   count_of(adapter_.tensors.size(), "tensor") +
+                   " have no place in the base model") +
+            "; the nearest names there: " +
+            model_.nearest(lost->part == AdapterPart::Replacement
+                               ? lost->target
+                               : lost->target + (bias ? ".bias" : ".weight")),
         {.file = adapter_.label, .tensor = adapter_.stored(*lost).name});
   }
 
@@ -64,15 +65,14 @@ class FitChecker {
       for (const NamedTensor& weight : model_.tensors()) {
         if (!is_in_module(weight.name, saved)) continue;
         const auto names = model_.tied_with(weight.name);
-        const bool is_there =
-            std::any_of(adapter_.tensors.begin(), adapter_.tensors.end(),
-                        [&](const AdapterTensor& tensor) {
-                          if (tensor.part != AdapterPart::Replacement)
-                            return false;
-                          const NamedTensor* target = find_weight(tensor, place_, model_);
-                          return std::find(names.begin(), names.end(),
-                                           target->name) != names.end();
-                        });
+        const bool is_there = std::any_of(
+            adapter_.tensors.begin(), adapter_.tensors.end(),
+            [&](const AdapterTensor& tensor) {
+              if (tensor.part != AdapterPart::Replacement) return false;
+              const NamedTensor* target = find_weight(tensor, place_, model_);
+              return std::find(names.begin(), names.end(), target->name) !=
+                     names.end();
+            });
         if (is_there) continue;
         throw Error(ErrorCode::Corrupt,
                     "modules_to_save lists " + escape(saved) +
@@ -140,7 +140,8 @@ NamedTensor* find_weight(const AdapterTensor& tensor, const AdapterPlace& place,
   // Files of some models lack the name that the class puts before its parts
   // (gpt2's "h.0..." for "transformer.h.0..."), which transformers adds.
   const size_t dot = name.find('.');
-  if (dot == std::string::npos || !lacks_prefix(model, name.substr(0, dot + 1))) {
+  if (dot == std::string::npos ||
+      !lacks_prefix(model, name.substr(0, dot + 1))) {
     return nullptr;
   }
   return model.find(name.substr(dot + 1));

@@ -84,6 +84,10 @@ TEST(ConfigFile, HeadsAreToldByTheClass) {
       config(R"({"architectures": ["LlamaForSequenceClassification"]})");
   EXPECT_FALSE(classifier.has_language_head());
   EXPECT_FALSE(classifier.has_some_head());
+  const ConfigFile unknown = config(R"({"tie_word_embeddings": true})");
+  EXPECT_TRUE(unknown.has_language_head());
+  EXPECT_FALSE(config("{}").has_language_head());
+  EXPECT_TRUE(config("{}").has_some_head());
 }
 
 TEST(ConfigFile, TypesOfPartsCount) {
