@@ -110,7 +110,9 @@ using TiedNames = std::vector<std::string>;
 std::vector<TiedNames> groups_of(const Model& model,
                                  const std::string& embedding) {
   std::vector<TiedNames> groups;
-  for (const auto& [alias, kept] : model.ties) {
+  for (const auto& tie : model.ties) {
+    const std::string& alias = tie.first;
+    const std::string& kept = tie.second;
     const auto known =
         std::find_if(groups.begin(), groups.end(), [&](const auto& group) {
           return std::find(group.begin(), group.end(), kept) != group.end() ||

@@ -107,6 +107,7 @@ ZCKPT_INLINE void widen(const float* __restrict in, double* __restrict out,
 }
 
 // One set: the loops above, compiled for one kind of CPU.
+// NOLINTBEGIN(bugprone-macro-parentheses): attributes take none
 #define ZCKPT_SET(Name, attributes)                                           \
   struct Name {                                                               \
     template <typename T>                                                     \
@@ -128,6 +129,7 @@ ZCKPT_INLINE void widen(const float* __restrict in, double* __restrict out,
       widen(in, out, count);                                                  \
     }                                                                         \
   }
+// NOLINTEND(bugprone-macro-parentheses)
 
 template <typename Set, typename T>
 constexpr KernelsOf<T> kernels_of() {

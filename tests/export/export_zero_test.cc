@@ -16,7 +16,6 @@ namespace fs = std::filesystem;
 using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
-using testing::IsEmpty;
 
 const std::string kEmbedding = "model.embed_tokens.weight";
 const std::string kHead = "lm_head.weight";
