@@ -86,21 +86,19 @@ struct F64ToF32 {
 struct F64ToF32Odd {
   using In = uint64_t;
   using Out = uint32_t;
+  // All in 64 bits, so that the loop has lanes of one width.
   static ZCKPT_INLINE Out convert(In bits, uint32_t&) {
-    const double wide = std::bit_cast<double>(bits);
-    const float nearest = static_cast<float>(wide);
-    const uint32_t rounded = std::bit_cast<uint32_t>(nearest);
-    const uint64_t magnitude = bits & 0x7fffffffffffffffU;
+    constexpr uint64_t kWideMagnitude = 0x7fffffffffffffffU;
+    const float nearest = static_cast<float>(std::bit_cast<double>(bits));
+    const uint64_t rounded = std::bit_cast<uint32_t>(nearest);
+    const uint64_t magnitude = bits & kWideMagnitude;
     const uint64_t back =
-        std::bit_cast<uint64_t>(static_cast<double>(nearest)) &
-        0x7fffffffffffffffU;
+        std::bit_cast<uint64_t>(static_cast<double>(nearest)) & kWideMagnitude;
     // Cut towards zero, then make the last bit say "and a little more".
-    const uint32_t odd =
-        (rounded - static_cast<uint32_t>(back > magnitude)) | 1U;
-    const uint32_t nan =
-        (static_cast<uint32_t>(bits >> 32) & ~kMagnitude) | kQuietNan;
-    if (magnitude > 0x7ff0000000000000U) return nan;
-    return back == magnitude ? rounded : odd;
+    const uint64_t cut = back > magnitude ? rounded - 1 : rounded;
+    const uint64_t odd = back == magnitude ? rounded : cut | 1U;
+    const uint64_t nan = (bits >> 32 & ~uint64_t{kMagnitude}) | kQuietNan;
+    return static_cast<Out>(magnitude > 0x7ff0000000000000U ? nan : odd);
   }
 };
 

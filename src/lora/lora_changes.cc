@@ -13,7 +13,7 @@ namespace zckpt {
 namespace {
 
 // Elements that are worked on at a time: their buffers stay in the L2 cache.
-constexpr uint64_t kBlock = uint64_t{1} << 15;
+constexpr uint64_t kBlock = uint64_t{1} << 14;
 // Rows to a block, where there are as many: each use of a right factor serves
 // all of them.
 constexpr uint64_t kRows = 32;

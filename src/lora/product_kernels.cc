@@ -12,26 +12,30 @@
 namespace zckpt {
 namespace {
 
+template <bool kHasFma>
 ZCKPT_INLINE float add_product(float left, float right, float sum) {
   return std::fma(left, right, sum);
 }
 
-// The product of two floats is exact here, so fused or not is the same.
-ZCKPT_INLINE double add_product(float left, float right, double sum) {
-  return static_cast<double>(left) * static_cast<double>(right) + sum;
+// The product of two floats is exact here, so fused or not is the same; without
+// the instruction, fusing is a slow call.
+template <bool kHasFma>
+ZCKPT_INLINE double add_product(double left, double right, double sum) {
+  return kHasFma ? std::fma(left, right, sum) : left * right + sum;
 }
 
 // Rows x Cols sums that stay in registers while k runs.
-template <size_t Rows, size_t Cols, typename T>
+template <bool kHasFma, size_t Rows, size_t Cols, typename T>
 ZCKPT_INLINE void tile(const Product<T>& product, size_t row, size_t col) {
   T sums[Rows][Cols] = {};
   const float* left = product.left + row * product.left_stride;
   const float* right = product.right + col;
   for (size_t k = 0; k < product.rank; ++k) {
     for (size_t i = 0; i < Rows; ++i) {
-      const float scalar = left[i * product.left_stride + k];
+      const T scalar = left[i * product.left_stride + k];
       for (size_t j = 0; j < Cols; ++j) {
-        sums[i][j] = add_product(scalar, right[j], sums[i][j]);
+        sums[i][j] =
+            add_product<kHasFma>(scalar, static_cast<T>(right[j]), sums[i][j]);
       }
     }
     right += product.right_stride;
@@ -44,26 +48,27 @@ ZCKPT_INLINE void tile(const Product<T>& product, size_t row, size_t col) {
   }
 }
 
-template <size_t Cols, typename T>
+template <bool kHasFma, size_t Cols, typename T>
 ZCKPT_INLINE void stripe(const Product<T>& product, size_t col) {
   constexpr size_t kRows = 4;
   size_t row = 0;
   for (; row + kRows <= product.rows; row += kRows) {
-    tile<kRows, Cols>(product, row, col);
+    tile<kHasFma, kRows, Cols>(product, row, col);
   }
-  for (; row < product.rows; ++row) tile<1, Cols>(product, row, col);
+  for (; row < product.rows; ++row) tile<kHasFma, 1, Cols>(product, row, col);
 }
 
-template <typename T>
+template <bool kHasFma, typename T>
 ZCKPT_INLINE void multiply(const Product<T>& product) {
   constexpr size_t kCols = 256 / sizeof(T);
   size_t col = 0;
   for (; col + kCols <= product.cols; col += kCols) {
-    stripe<kCols>(product, col);
+    stripe<kHasFma, kCols>(product, col);
   }
   constexpr size_t kFew = 8;
-  for (; col + kFew <= product.cols; col += kFew) stripe<kFew>(product, col);
-  for (; col < product.cols; ++col) stripe<1>(product, col);
+  for (; col + kFew <= product.cols; col += kFew)
+    stripe<kHasFma, kFew>(product, col);
+  for (; col < product.cols; ++col) stripe<kHasFma, 1>(product, col);
 }
 
 template <typename T>
@@ -108,11 +113,11 @@ ZCKPT_INLINE void widen(const float* __restrict in, double* __restrict out,
 
 // One set: the loops above, compiled for one kind of CPU.
 // NOLINTBEGIN(bugprone-macro-parentheses): attributes take none
-#define ZCKPT_SET(Name, attributes)                                           \
+#define ZCKPT_SET(Name, kHasFma, attributes)                                  \
   struct Name {                                                               \
     template <typename T>                                                     \
     attributes static void run_multiply(const Product<T>& product) {          \
-      multiply(product);                                                      \
+      multiply<kHasFma>(product);                                             \
     }                                                                         \
     template <typename T>                                                     \
     attributes static void run_add(T* values, const T* products, T scale,     \
@@ -142,7 +147,7 @@ constexpr ProductKernels kernels_in() {
   return {kernels_of<Set, float>(), kernels_of<Set, double>(), Set::run_widen};
 }
 
-ZCKPT_SET(Portable, );
+ZCKPT_SET(Portable, false, );
 constexpr ProductKernels kPortable = kernels_in<Portable>();
 
 #ifdef __x86_64__
@@ -153,8 +158,8 @@ constexpr ProductKernels kPortable = kernels_in<Portable>();
 #else
 #define ZCKPT_WIDE ",prefer-vector-width=512"
 #endif
-ZCKPT_SET(Avx2, __attribute__((target("avx2,fma"))));
-ZCKPT_SET(Avx512,
+ZCKPT_SET(Avx2, true, __attribute__((target("avx2,fma"))));
+ZCKPT_SET(Avx512, true,
           __attribute__((target(
               "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq" ZCKPT_WIDE))));
 constexpr ProductKernels kAvx2 = kernels_in<Avx2>();
