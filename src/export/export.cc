@@ -35,13 +35,6 @@ const std::vector<std::string_view> kConv1DTypes{
     "gpt2", "openai-gpt",  "imagegpt", "decision_transformer",
     "clvp", "clvp_decoder"};
 
-bool vocabulary_sides_agree(const Model& model) {
-  const NamedTensor* in = model.find(embedding_name(model));
-  const NamedTensor* out = model.find(head_name(model));
-  return in == nullptr || out == nullptr || in->shape.empty() ||
-         out->shape.empty() || in->shape[0] == out->shape[0];
-}
-
 class Exporter {
  public:
   Exporter(const std::string& path, const Checkpoint& main,

@@ -202,13 +202,15 @@ void settle_ties(const Checkpoint& checkpoint, const LoraPlan& plan,
   // did whose ties these are.
   const bool tied = config.tie_word_embeddings().value_or(true);
   std::vector<std::pair<std::string, std::string>> dropped;
-  for (const TiedNames& group : groups_of(model, embedding_name(model))) {
+  std::vector<TiedNames> groups;
+  // Without a tie in the config a loader asks for all names.
+  if (tied) groups = groups_of(model, embedding_name(model));
+  for (const TiedNames& group : groups) {
     const std::string& kept = group.front();
     const bool equal =
         std::all_of(group.begin() + 1, group.end(), [&](const auto& name) {
           return settler.equal(*model.find(name), *model.find(kept));
         });
-    if (!tied) continue;  // a loader asks for all
     if (!equal) {
       refuse_other_ties(group, config);
       const bool has_head =
@@ -228,21 +230,23 @@ void settle_ties(const Checkpoint& checkpoint, const LoraPlan& plan,
   model.ties = std::move(dropped);
 }
 
+bool vocabulary_sides_agree(const Model& model) {
+  const NamedTensor* in = model.find(embedding_name(model));
+  const NamedTensor* out = model.find(head_name(model));
+  return in == nullptr || out == nullptr || in->shape.empty() ||
+         out->shape.empty() || in->shape[0] == out->shape[0];
+}
+
 void check_vocabulary_sides(const Model& model) {
-  const std::string embedding = embedding_name(model);
-  const std::string head = head_name(model);
-  const NamedTensor* in = model.find(embedding);
-  const NamedTensor* out = model.find(head);
-  if (in == nullptr || out == nullptr || in->shape.empty() ||
-      out->shape.empty() || in->shape[0] == out->shape[0]) {
-    return;
-  }
+  if (vocabulary_sides_agree(model)) return;
+  const NamedTensor& in = *model.find(embedding_name(model));
+  const NamedTensor& out = *model.find(head_name(model));
   throw Error(ErrorCode::Corrupt,
-              escape(embedding) + " has " + count_of(in->shape[0], "row") +
-                  ", and " + escape(head) + " has " +
-                  std::to_string(out->shape[0]) +
+              escape(in.name) + " has " + count_of(in.shape[0], "row") +
+                  ", and " + escape(out.name) + " has " +
+                  std::to_string(out.shape[0]) +
                   ": one of them was resized without the other",
-              {.tensor = head});
+              {.tensor = out.name});
 }
 
 void settle_vocabulary(std::optional<uint64_t> tokenizer_size,

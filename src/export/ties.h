@@ -33,7 +33,9 @@ void settle_ties(const Checkpoint& checkpoint, const LoraPlan& plan,
                  ConfigFile& config, Model& model,
                  std::vector<std::string>& notes);
 
-// Errors: Corrupt where embedding and head have different numbers of rows.
+// False where embedding and head have different numbers of rows.
+bool vocabulary_sides_agree(const Model& model);
+// Errors: Corrupt where they do not agree.
 void check_vocabulary_sides(const Model& model);
 
 // Makes the config's vocab_size that of the embedding.

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
-#include <set>
 #include <utility>
 
 #include "base/file.h"
@@ -262,10 +261,9 @@ void check_values(Adapter& adapter, const StopToken* stop) {
   for (const AdapterTensor& tensor : adapter.tensors) {
     const Tensor& stored = adapter.stored(tensor);
     const ValueCensus census = take_census(adapter.checkpoint, stored, stop);
-    // The factor that begins as zero: A of embeddings, B of all others.
-    const AdapterPart random =
-        tensor.is_embedding ? AdapterPart::B : AdapterPart::A;
-    any_effect = any_effect || (census.any && tensor.part != random);
+    any_effect =
+        any_effect ||
+        (census.any && !begins_random(tensor.part, tensor.is_embedding));
     const uint64_t bad = census.bad.nan + census.bad.inf;
     if (bad == 0) continue;
     throw Error(ErrorCode::Corrupt,

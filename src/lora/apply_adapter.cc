@@ -9,6 +9,7 @@
 
 #include "base/cast.h"
 #include "base/text.h"
+#include "lora/factors.h"
 #include "zckpt/error.h"
 
 namespace zckpt {
@@ -35,13 +36,12 @@ struct Factors {
 struct Kind {
   LoraKind kind;
   bool of_embedding;  // factors are called lora_embedding_A and _B
-  bool transposed;    // the weight is in x out
 };
 
 constexpr Kind kKinds[] = {
-    {LoraKind::Linear, false, false},
-    {LoraKind::Conv1D, false, true},
-    {LoraKind::Embedding, true, true},
+    {LoraKind::Linear, false},
+    {LoraKind::Conv1D, false},
+    {LoraKind::Embedding, true},
 };
 
 class Applier {
@@ -364,8 +364,9 @@ class Applier {
     std::vector<LoraKind> fits;
     for (const Kind& kind : kKinds) {
       if (kind.of_embedding != a.is_embedding) continue;
-      const std::vector<uint64_t> shape =
-          kind.transposed ? std::vector{in, out} : std::vector{out, in};
+      const std::vector<uint64_t> shape = is_transposed(kind.kind)
+                                              ? std::vector{in, out}
+                                              : std::vector{out, in};
       const bool known_other = place_.has_conv1d && !kind.of_embedding &&
                                (kind.kind == LoraKind::Conv1D) != is_conv1d;
       const bool unheard_of =

@@ -108,7 +108,9 @@ class Extractor {
     for (const LivePart& part : adapter_.parts) {
       const ValueCensus census =
           take_census(checkpoint_, *part.tensor, options_.write.open.stop);
-      any_effect = any_effect || (census.any && !begins_random(part.live));
+      any_effect = any_effect ||
+                   (census.any &&
+                    !begins_random(part.live.part, part.live.is_embedding));
       if (census.bad.nan + census.bad.inf == 0) continue;
       result_.written.findings.push_back(
           {.code = census.bad.nan != 0 ? "nan" : "inf",
@@ -123,11 +125,6 @@ class Extractor {
           "every factor that begins as zero still is: the adapter has no "
           "effect (nothing was trained yet)");
     }
-  }
-
-  // The factor that begins as zero: A of embeddings, B of all others.
-  static bool begins_random(const LiveName& live) {
-    return live.part == (live.is_embedding ? AdapterPart::B : AdapterPart::A);
   }
 
   const Checkpoint& checkpoint_;

@@ -9,11 +9,6 @@
 namespace zckpt {
 namespace {
 
-// In file order the factors of these kinds are the other way round.
-bool is_transposed(LoraKind kind) {
-  return kind == LoraKind::Conv1D || kind == LoraKind::Embedding;
-}
-
 std::vector<float> transpose(const std::vector<float>& matrix, uint64_t rows,
                              uint64_t cols) {
   std::vector<float> turned(matrix.size());

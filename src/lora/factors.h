@@ -14,6 +14,12 @@
 
 namespace zckpt {
 
+// The weight is in x out, hence the product of the factors is transposed, and
+// the outputs are columns.
+constexpr bool is_transposed(LoraKind kind) {
+  return kind == LoraKind::Conv1D || kind == LoraKind::Embedding;
+}
+
 // Factors gives the two matrices whose product a term adds to its weight:
 // left, rows x rank, is read by rows as they are needed; right, rank x cols, is
 // what every row needs, so the ones in use are kept.

@@ -28,6 +28,14 @@ constexpr std::array<Marker, 7> kMarkers{{
     {"trainable_tokens_delta", AdapterPart::Tokens, false},
 }};
 
+// Null for a component that names no kind.
+const Marker* find_marker(std::string_view component) {
+  const auto found = std::find_if(
+      kMarkers.begin(), kMarkers.end(),
+      [&](const Marker& marker) { return marker.component == component; });
+  return found == kMarkers.end() ? nullptr : &*found;
+}
+
 // What engines and compilers put before a model's own names.
 constexpr std::array<std::string_view, 4> kWrappers{
     "module.", "_forward_module.", "_orig_mod.", "_checkpoint_wrapped_module."};
@@ -81,10 +89,8 @@ std::optional<LiveName> parse_live_name(std::string_view name) {
   const std::vector<std::string_view> parts =
       split(name.substr(kPeftPrefix.size()));
   for (size_t i = 0; i + 1 < parts.size(); ++i) {
-    const auto marker =
-        std::find_if(kMarkers.begin(), kMarkers.end(),
-                     [&](const Marker& m) { return m.component == parts[i]; });
-    if (marker == kMarkers.end()) continue;
+    const Marker* const marker = find_marker(parts[i]);
+    if (marker == nullptr) continue;
     const auto before = std::span(parts).first(i);
     const auto after = std::span(parts).subspan(i + 2);
     LiveName live{.part = marker->part,
@@ -127,10 +133,8 @@ std::optional<FileName> parse_file_name(std::string_view name) {
       return FileName{.part = AdapterPart::Ignored, .target = {}};
     }
     if (parts[i] == "base_layer" || parts[i] == "token_adapter") continue;
-    const auto marker =
-        std::find_if(kMarkers.begin(), kMarkers.end(),
-                     [&](const Marker& m) { return m.component == parts[i]; });
-    if (marker == kMarkers.end()) {
+    const Marker* const marker = find_marker(parts[i]);
+    if (marker == nullptr) {
       weight.push_back(parts[i]);
       continue;
     }

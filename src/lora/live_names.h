@@ -34,6 +34,12 @@ struct LiveName {
   bool is_embedding = false;
 };
 
+// The factor that begins random; the rest begin as zero, so that a new adapter
+// has no effect. It is A, of embeddings B.
+constexpr bool begins_random(AdapterPart part, bool is_embedding) {
+  return part == (is_embedding ? AdapterPart::B : AdapterPart::A);
+}
+
 inline constexpr std::string_view kPeftPrefix = "base_model.model.";
 
 // `name` without what engines and compilers put before it (module., ...).

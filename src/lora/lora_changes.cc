@@ -25,9 +25,13 @@ constexpr uint64_t kColumns = 64;
 template <typename T>
 constexpr DType kComputed = std::is_same_v<T, float> ? DType::F32 : DType::F64;
 
-// DoRA has one magnitude per output; these kinds have outputs as columns.
-bool outputs_are_columns(LoraKind kind) {
-  return kind == LoraKind::Conv1D || kind == LoraKind::Embedding;
+template <typename T>
+const KernelsOf<T>& kernels_of(const ProductKernels& kernels) {
+  if constexpr (std::is_same_v<T, float>) {
+    return kernels.f32;
+  } else {
+    return kernels.f64;
+  }
 }
 
 uint64_t rank_of(const LoraChange& change) {
@@ -169,17 +173,8 @@ void LoraChanges::merge_rows(const ChangedRun& run, const Block& rows,
       cast(kComputed<T>, bytes_of(numbers.values, i * block.cols, block.cols),
            run.to, {row, static_cast<size_t>(block.cols) * to_size}, here);
     }
-    const DeltaSums sums = [&] {
-      if constexpr (std::is_same_v<T, float>) {
-        return kernels_.f32.measure(numbers.before.data(),
-                                    numbers.values.data(),
-                                    numbers.values.size());
-      } else {
-        return kernels_.f64.measure(numbers.before.data(),
-                                    numbers.values.data(),
-                                    numbers.values.size());
-      }
-    }();
+    const DeltaSums sums = kernels_of<T>(kernels_).measure(
+        numbers.before.data(), numbers.values.data(), numbers.values.size());
     DeltaSums& all = worker.sums[run.change];
     all.max = std::max(all.max, sums.max);
     all.total += sums.total;
@@ -239,13 +234,7 @@ void LoraChanges::add_term(uint32_t change, size_t index, const Block& block,
                            const Lefts& lefts, Numbers<T>& numbers) {
   const LoraChange& all = plan_.changes[change];
   const LoraTerm& term = all.terms[index];
-  const KernelsOf<T>& kernels = [&]() -> const KernelsOf<T>& {
-    if constexpr (std::is_same_v<T, float>) {
-      return kernels_.f32;
-    } else {
-      return kernels_.f64;
-    }
-  }();
+  const KernelsOf<T>& kernels = kernels_of<T>(kernels_);
   const float* left =
       lefts.factors[index].data() + (block.row - lefts.first_row) * term.rank;
   numbers.products.resize(static_cast<size_t>(block.elements()));
@@ -283,8 +272,7 @@ template <typename T>
 void LoraChanges::scale_outputs(uint32_t change, size_t term,
                                 const Block& block, Numbers<T>& numbers) const {
   const std::vector<double>& scalings = scalings_[change][term];
-  const bool columns =
-      outputs_are_columns(plan_.changes[change].terms[term].kind);
+  const bool columns = is_transposed(plan_.changes[change].terms[term].kind);
   size_t at = 0;
   for (uint64_t i = 0; i < block.rows; ++i) {
     for (uint64_t j = 0; j < block.cols; ++j, ++at) {
@@ -324,7 +312,7 @@ template <typename T>
 void LoraChanges::find_scalings(uint32_t change, size_t term,
                                 Numbers<T>& numbers) {
   const LoraChange& all = plan_.changes[change];
-  const bool columns = outputs_are_columns(all.terms[term].kind);
+  const bool columns = is_transposed(all.terms[term].kind);
   std::vector<double> norms(static_cast<size_t>(columns ? all.cols : all.rows),
                             0.0);
   const PlannedRun& run = all.runs.front();

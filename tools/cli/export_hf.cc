@@ -55,11 +55,7 @@ void settle(ExportVerb& verb, const Context& context) {
   options.adapter_name = verb.adapter.name;
   options.adapter_config = verb.adapter.config;
   options.lora_alpha = verb.adapter.lora_alpha();
-  options.write.open = verb.common.open;
-  options.write.open.stop = context.stop;
-  if (verb.common.memory_bytes != 0) {
-    options.write.memory_bytes = verb.common.memory_bytes;
-  }
+  verb.common.apply(context, options.write);
 }
 
 // Sums of many numbers: their last digits depend on the order.

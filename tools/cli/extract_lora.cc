@@ -34,11 +34,7 @@ void settle(ExtractVerb& verb, const Context& context) {
   if (options.single_file) {
     throw UsageError("an adapter is a folder with two files; give a folder");
   }
-  options.open = verb.common.open;
-  options.open.stop = context.stop;
-  if (verb.common.memory_bytes != 0) {
-    options.memory_bytes = verb.common.memory_bytes;
-  }
+  verb.common.apply(context, options);
   verb.options.adapter_name = verb.adapter.name;
   verb.options.adapter_config = verb.adapter.config;
   verb.options.lora_alpha = verb.adapter.lora_alpha();

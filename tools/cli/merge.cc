@@ -21,12 +21,8 @@ int run_merge(MergeVerb& verb, const Context& context) {
   verb.options.order = verb.order == "param_shapes" ? TensorOrder::ParamShapes
                                                     : TensorOrder::Module;
   Terminal terminal(context.err, verb.common.terminal());
-  verb.options.open = verb.common.open;
-  verb.options.open.stop = context.stop;
+  verb.common.apply(context, verb.options);
   verb.options.observer = &terminal;
-  if (verb.common.memory_bytes != 0) {
-    verb.options.memory_bytes = verb.common.memory_bytes;
-  }
   const MergeResult result = merge(verb.common.path, verb.options);
   terminal.finish();
   print_summary(result, verb.options, verb.common.verbose, terminal);

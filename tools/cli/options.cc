@@ -77,6 +77,12 @@ TerminalOptions CommonOptions::terminal() const {
           .tty = tty};
 }
 
+void CommonOptions::apply(const Context& context, MergeOptions& options) const {
+  options.open = open;
+  options.open.stop = context.stop;
+  if (memory_bytes != 0) options.memory_bytes = memory_bytes;
+}
+
 void WriterOptions::add_to(CLI::App& verb) {
   verb.add_option("-o,--output", output,
                   sharded && !folder

@@ -23,6 +23,13 @@ struct UsageError : std::runtime_error {
 // What --color WHEN means for standard error.
 bool use_color(const std::string& when);
 
+// What a verb gets to work with.
+struct Context {
+  std::ostream& out;
+  std::ostream& err;
+  const StopToken* stop;
+};
+
 // Options that every verb has.
 struct CommonOptions {
   std::string path;
@@ -36,6 +43,8 @@ struct CommonOptions {
 
   void add_to(CLI::App& verb);
   TerminalOptions terminal() const;
+  // Settles how a verb that writes opens, stops and uses memory.
+  void apply(const Context& context, MergeOptions& options) const;
 };
 
 // Options of the verbs that write weights.
@@ -54,13 +63,6 @@ struct WriterOptions {
   void add_to(CLI::App& verb);
   // Settles output, dtype and the like in `options`; throws UsageError.
   void apply(MergeOptions& options) const;
-};
-
-// What a verb gets to work with.
-struct Context {
-  std::ostream& out;
-  std::ostream& err;
-  const StopToken* stop;
 };
 
 }  // namespace zckpt::cli
