@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <limits>
 
 #include "export/export_case.h"
@@ -45,6 +46,7 @@ class ExportZero : public ExportCase {
   void make() {
     fs::remove_all(path_);
     made_ = std::make_unique<ZeroCheckpoint>(zero_);
+    if (change_) change_(*made_);
     made_->write(path_);
     if (!adapter_config_.empty()) {
       write_bytes(path_ + "/adapter_config.json", adapter_config_);
@@ -75,6 +77,7 @@ class ExportZero : public ExportCase {
   ZeroRun zero_;
   std::unique_ptr<ZeroCheckpoint> made_;
   std::string adapter_config_;
+  std::function<void(ZeroCheckpoint&)> change_;  // before it is written
 };
 
 TEST_F(ExportZero, FrozenWeightsComeFromTheCheckpointOrTheBase) {
@@ -116,6 +119,40 @@ TEST_F(ExportZero, TheBaseThatTheAdapterNamesIsTaken) {
   EXPECT_THAT(result.notes, Contains(HasSubstr("as adapter_config.json says")));
   EXPECT_EQ(written()[kEmbedding], base_[kEmbedding]);
   EXPECT_EQ(result.lora.size(), 1U);
+}
+
+// As a base that bitsandbytes quantised leaves them.
+TEST_F(ExportZero, QuantisedFrozenWeightsComeFromTheBaseOrNowhere) {
+  zero_.writer = Writer::Stage2;
+  zero_.frozen.push_back({"model.layers.1.q.weight", {2, 3}});
+  base_["model.layers.1.q.weight"] = floats({2, 3}, 9);
+  change_ = [](ZeroCheckpoint& made) {
+    ZeroCheckpoint::Shard& shard = made.model();
+    shard.root.at("frozen_param_fragments")
+        .set("model.layers.1.q.weight",
+             shard.archive.tensor(DType::U8, {2, 3}, "\1\2\3\4\5\6"));
+  };
+  run_zero();
+  EXPECT_EQ(written()["model.layers.1.q.weight"],
+            base_["model.layers.1.q.weight"]);
+  fs::remove_all(folder_ / "out");
+
+  base_.erase("model.layers.1.q.weight");
+  base_["model.layers.1.k.weight"] = floats({2, 3}, 9);
+  const Error lacking = refused_zero();
+  EXPECT_EQ(lacking.code(), ErrorCode::Corrupt);
+  EXPECT_EQ(lacking.tensor(), "model.layers.1.q.weight");
+  EXPECT_THAT(lacking.what(),
+              HasSubstr("the save left this weight out, and the nearest names "
+                        "in the base model are model.layers.0.q.weight"));
+
+  options_.base.clear();
+  make();
+  write_bytes(path_ + "/config.json", config_.dump());
+  const auto error = caught([&] { export_hf(path_, options_); });
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->code(), ErrorCode::Invalid);
+  EXPECT_THAT(error->what(), HasSubstr("the save holds 1 weight quantised"));
 }
 
 TEST_F(ExportZero, AFolderWithoutWeightsIsNoBase) {
