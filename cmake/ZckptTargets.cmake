@@ -36,6 +36,7 @@ function(zckpt_library name)
   target_include_directories(zckpt_${name} PUBLIC
     "${PROJECT_SOURCE_DIR}/include" "${PROJECT_SOURCE_DIR}/src")
   target_link_libraries(zckpt_${name} PUBLIC ${ARG_DEPENDS} PRIVATE zckpt_flags)
+  set_property(GLOBAL APPEND PROPERTY ZCKPT_PARTS zckpt_${name})
 endfunction()
 
 # zckpt_test(NAME SOURCES ... [DEPENDS ...] [LABELS ...]): one GoogleTest

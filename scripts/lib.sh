@@ -20,7 +20,7 @@ die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 has() {
   local p
   case $1 in
-    g++ | cmake | pkg-config | python3 | clang-format-14 | clang-tidy-14) command -v "$1" ;;
+    g++ | cmake | pkg-config | python3 | doxygen | clang-format-14 | clang-tidy-14) command -v "$1" ;;
     clang-14) command -v clang++-14 ;;
     ninja-build) command -v ninja ;;
     python3-venv) python3 -c 'import ensurepip' ;;

@@ -69,6 +69,8 @@ struct CheckpointFacts {
   std::optional<int> stage;
   uint32_t world_size = 0;      // data-parallel ranks whose shards make it up
   std::optional<int64_t> step;  // DeepSpeed's global_steps
+  // The optimizer's own count of updates, alike in all its groups.
+  std::optional<double> optimizer_step;
   std::string deepspeed_version;
   std::optional<DType> dtype;         // of the weights the model computes with
   std::optional<DType> master_dtype;  // of the masters
@@ -124,6 +126,11 @@ class Checkpoint {
   // Reads elements [first, first + numel) as they are stored.
   // REQUIRES: out.size() == numel * size_of(tensor.dtype).
   void read(const Tensor& tensor, uint64_t first, uint64_t numel,
+            std::span<std::byte> out) const;
+  // The same, converted to `dtype` as merge converts (round to nearest even;
+  // what is too large becomes infinite). Errors: Unsupported where the stored
+  // dtype cannot be converted. REQUIRES: out.size() == numel * size_of(dtype).
+  void read(const Tensor& tensor, uint64_t first, uint64_t numel, DType dtype,
             std::span<std::byte> out) const;
 
   // For the library's own modules.

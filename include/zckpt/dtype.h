@@ -41,6 +41,9 @@ bool is_floating(DType dtype);
 std::string_view safetensors_name(DType dtype);
 // The name people and DeepSpeed configs use: "fp32", "bf16", "int64", ...
 std::string_view short_name(DType dtype);
+std::optional<DType> dtype_from_short(std::string_view name);
+// torch's name without "torch.": "float32", "bfloat16", "float8_e4m3fn", ...
+std::string_view torch_name(DType dtype);
 std::optional<DType> dtype_from_safetensors(std::string_view name);
 // From a torch dtype name without "torch.": "float32", "bfloat16", ...
 std::optional<DType> dtype_from_torch(std::string_view name);

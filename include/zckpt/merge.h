@@ -17,6 +17,9 @@
 namespace zckpt {
 
 enum class Aliases { Drop, Copy };
+// What weights are written as. Safetensors lists tied names beside its tensors;
+// a .bin, which torch.load reads, holds them over one storage.
+enum class WeightFormat { Safetensors, Bin };
 enum class TensorOrder { Module, ParamShapes };
 // How much of what is written is checked against other evidence first.
 enum class Check {
@@ -29,6 +32,7 @@ enum class Check {
 struct MergeOptions {
   // What is written.
   std::optional<DType> dtype = DType::F32;  // none: keep what is stored
+  WeightFormat format = WeightFormat::Safetensors;
   uint64_t max_shard_bytes = 5'000'000'000;
   std::vector<std::string> include;  // globs on names; empty: all
   std::vector<std::string> exclude;
@@ -73,12 +77,22 @@ struct PlannedTensor {
   std::optional<uint32_t> change;
 };
 
+// A record of the zip archive that a .bin file is.
+struct PlannedRecord {
+  std::string name;            // with the archive's folder
+  uint64_t header_offset = 0;  // of its local header in the file
+  uint64_t offset = 0;         // of its data
+  uint64_t size_bytes = 0;
+  std::optional<uint32_t> crc;  // none: of a tensor, not read yet
+};
+
 struct PlannedFile {
   std::string name;
   uint64_t size_bytes = 0;
   std::string header;  // the bytes before the data; all of it for an index
   std::vector<PlannedTensor> tensors;  // in file order
   std::optional<uint32_t> copy_of;     // a source that is copied whole
+  std::vector<PlannedRecord> records;  // of a .bin, in file order
 };
 
 // Plan is a plain value: all that will be written, and from what. Executing it

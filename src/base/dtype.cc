@@ -58,6 +58,15 @@ std::optional<DType> dtype_from_safetensors(std::string_view name) {
   return std::nullopt;
 }
 
+std::optional<DType> dtype_from_short(std::string_view name) {
+  for (const Row& r : kRows) {
+    if (r.brief == name) return r.dtype;
+  }
+  return std::nullopt;
+}
+
+std::string_view torch_name(DType dtype) { return row(dtype).torch; }
+
 std::optional<DType> dtype_from_torch(std::string_view name) {
   for (const Row& r : kRows) {
     if (r.torch == name) return r.dtype;

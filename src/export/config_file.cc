@@ -23,15 +23,6 @@ std::optional<DType> parse_dtype(std::string name) {
   return std::nullopt;
 }
 
-std::string torch_name(DType dtype) {
-  switch (dtype) {
-    case DType::F64: return "float64";
-    case DType::BF16: return "bfloat16";
-    case DType::F16: return "float16";
-    default: return "float32";
-  }
-}
-
 // Python's json reads and writes three words that are no JSON.
 constexpr std::string_view kConstants[] = {"-Infinity", "Infinity", "NaN"};
 constexpr std::string_view kMark = "zckpt:constant:";
@@ -210,11 +201,11 @@ void ConfigFile::set_dtype(DType dtype) {
     for (const char* key : {"torch_dtype", "dtype"}) {
       const auto it = part.find(key);
       if (it == part.end() || !(it->is_string() || it->is_null())) continue;
-      set(part, prefix, key, torch_name(dtype));
+      set(part, prefix, key, std::string(torch_name(dtype)));
       said = said || prefix.empty();
     }
   });
-  if (!said) set(root_, "", "torch_dtype", torch_name(dtype));
+  if (!said) set(root_, "", "torch_dtype", std::string(torch_name(dtype)));
 }
 
 void ConfigFile::set_tie_word_embeddings(bool tied) {

@@ -339,10 +339,11 @@ class Exporter {
 
     MergeOptions writing = options_.write;
     writing.dtype = plan.dtype;
-    plan_files(model_.tensors(), writing, "model", plan);
-    // For the report. Loaders know ties from the config, so that files do not
-    // list them, as save_pretrained does not.
-    plan.aliases = model_.ties;
+    // Loaders know ties from the config, so that safetensors do not list them,
+    // as save_pretrained's do not; its .bin files hold both names.
+    if (writing.format == WeightFormat::Bin) plan.aliases = model_.ties;
+    plan_files(model_.tensors(), writing, model_stem(writing.format), plan);
+    plan.aliases = model_.ties;  // for the report
     PlannedFile config{.name = "config.json", .header = config_->text()};
     config.size_bytes = config.header.size();
     plan.files.push_back(std::move(config));

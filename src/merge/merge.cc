@@ -142,6 +142,15 @@ MergeResult begin_result(CheckedCheckpoint& checked,
   return result;
 }
 
+uint64_t check_own_copies(const Checkpoint& checkpoint,
+                          const MergeOptions& options) {
+  if (options.check == Check::None) return 0;
+  const CopyCheck copies =
+      check_copies(checkpoint, options.check == Check::Full, options.open);
+  refuse_on_error(copies.findings);
+  return copies.elements;
+}
+
 void write_plan(const Checkpoint& checkpoint, const MergeOptions& options,
                 Changes* changes, MergeResult& result) {
   OutputOptions output_options{.single_file = options.single_file,
@@ -160,12 +169,7 @@ void write_plan(const Checkpoint& checkpoint, const MergeOptions& options,
   }
   check_output(options.output, output_options);
 
-  if (options.check != Check::None) {
-    const CopyCheck copies =
-        check_copies(checkpoint, options.check == Check::Full, options.open);
-    result.checked_elements = copies.elements;
-    refuse_on_error(copies.findings);
-  }
+  result.checked_elements = check_own_copies(checkpoint, options);
   Output output(options.output, output_options);
   execute(checkpoint, result.plan, options, changes, output, result);
   output.commit();

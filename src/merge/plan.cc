@@ -30,7 +30,7 @@ class Planner {
     if (selected_.empty()) {
       throw Error(ErrorCode::Invalid, "no tensor is left to write");
     }
-    plan_files(selected_, options_, "model", plan_);
+    plan_files(selected_, options_, model_stem(options_.format), plan_);
     return std::move(plan_);
   }
 

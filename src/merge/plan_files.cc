@@ -3,6 +3,7 @@
 #include "merge/plan_files.h"
 
 #include <map>
+#include <string>
 #include <utility>
 
 #include "base/arithmetic.h"
@@ -10,6 +11,7 @@
 #include "base/text.h"
 #include "writer/hf_index.h"
 #include "writer/safetensors_header.h"
+#include "writer/torch_archive.h"
 #include "zckpt/error.h"
 
 namespace zckpt {
@@ -37,20 +39,29 @@ class FilePlanner {
     const std::vector<uint32_t> shards = split_into_shards(
         sizes, options_.single_file ? UINT64_MAX : options_.max_shard_bytes,
         &count);
+    for (const auto& [alias, kept] : plan_.aliases) {
+      aliases_of_[kept].push_back(alias);
+    }
     HfIndex index{.total_size = plan_.data_bytes,
-                  .total_parameters = plan_.parameter_count,
-                  .aliases = plan_.aliases};
+                  .total_parameters = plan_.parameter_count};
+    if (!is_bin()) index.aliases = plan_.aliases;
     for (uint32_t shard = 0; shard < count; ++shard) {
-      const std::string name =
-          shard_file_name(stem_, ".safetensors", shard, count);
-      plan_.files.push_back(plan_file(name, shard, shards, count == 1));
-      for (const PlannedTensor& tensor : plan_.files.back().tensors) {
-        index.weight_map.emplace_back(tensor.name, name);
+      plan_.files.push_back(
+          plan_file(shard_file_name(stem_, extension(), shard, count), shard,
+                    shards, count == 1));
+      const PlannedFile& file = plan_.files.back();
+      for (const PlannedTensor& tensor : file.tensors) {
+        index.weight_map.emplace_back(tensor.name, file.name);
+        if (!is_bin()) continue;
+        for (const std::string& alias : aliases_of_[tensor.name]) {
+          index.weight_map.emplace_back(alias, file.name);
+        }
       }
     }
     if (count > 1) {
-      PlannedFile file{.name = std::string(stem_) + ".safetensors.index.json",
-                       .header = hf_index_text(index)};
+      PlannedFile file{
+          .name = std::string(stem_) + std::string(extension()) + ".index.json",
+          .header = hf_index_text(index)};
       file.size_bytes = file.header.size();
       plan_.files.push_back(std::move(file));
     }
@@ -69,9 +80,14 @@ class FilePlanner {
     return *options_.dtype;
   }
 
+  bool is_bin() const { return options_.format == WeightFormat::Bin; }
+  std::string_view extension() const {
+    return is_bin() ? ".bin" : ".safetensors";
+  }
+
   PlannedFile plan_file(const std::string& name, uint32_t shard,
                         const std::vector<uint32_t>& shards, bool only) {
-    std::vector<SafetensorsSlot> slots;
+    std::vector<TensorSlot> slots;
     std::map<std::string_view, const NamedTensor*> tensor_of;
     for (size_t i = 0; i < selected_.size(); ++i) {
       if (shards[i] != shard) continue;
@@ -81,19 +97,13 @@ class FilePlanner {
                        .shape = tensor.shape});
       tensor_of[tensor.name] = &tensor;
     }
-    std::vector<std::pair<std::string, std::string>> metadata{{"format", "pt"}};
-    // huggingface_hub puts dropped names into the file, or into the index
-    // where there is one.
-    if (only) {
-      metadata.insert(metadata.end(), plan_.aliases.begin(),
-                      plan_.aliases.end());
-    }
     PlannedFile file{.name = name};
-    uint64_t data_bytes = 0;
-    file.header = layout_safetensors(slots, metadata, &data_bytes);
-    file.size_bytes =
-        checked_add(file.header.size(), data_bytes, "a file's size");
-    for (const SafetensorsSlot& slot : slots) {
+    if (is_bin()) {
+      lay_out_bin(slots, file);
+    } else {
+      lay_out_safetensors(slots, only, file);
+    }
+    for (const TensorSlot& slot : slots) {
       const NamedTensor& tensor = *tensor_of[slot.name];
       file.tensors.push_back({.name = slot.name,
                               .dtype = slot.dtype,
@@ -105,10 +115,42 @@ class FilePlanner {
     return file;
   }
 
+  void lay_out_safetensors(std::vector<TensorSlot>& slots, bool only,
+                           PlannedFile& file) {
+    std::vector<std::pair<std::string, std::string>> metadata{{"format", "pt"}};
+    // huggingface_hub puts dropped names into the file, or into the index
+    // where there is one.
+    if (only) {
+      metadata.insert(metadata.end(), plan_.aliases.begin(),
+                      plan_.aliases.end());
+    }
+    uint64_t data_bytes = 0;
+    file.header = layout_safetensors(slots, metadata, &data_bytes);
+    file.size_bytes =
+        checked_add(file.header.size(), data_bytes, "a file's size");
+  }
+
+  void lay_out_bin(std::vector<TensorSlot>& slots, PlannedFile& file) {
+    std::vector<std::pair<std::string, std::string>> aliases;
+    for (const TensorSlot& slot : slots) {
+      for (const std::string& alias : aliases_of_[slot.name]) {
+        aliases.emplace_back(alias, slot.name);
+      }
+    }
+    const std::string_view prefix = std::string_view(file.name).substr(
+        0, file.name.size() - extension().size());
+    TorchArchive archive = layout_torch_archive(prefix, slots, aliases);
+    file.header = std::move(archive.header);
+    file.records = std::move(archive.records);
+    file.size_bytes = archive.size_bytes;
+  }
+
   const std::vector<NamedTensor>& selected_;
   const MergeOptions& options_;
   std::string_view stem_;
   Plan& plan_;
+  // Names that a .bin gives to a tensor besides its own.
+  std::map<std::string, std::vector<std::string>> aliases_of_;
 };
 
 }  // namespace
@@ -122,6 +164,10 @@ NamedTensor whole_tensor(const Checkpoint& checkpoint, uint32_t tensor,
           .shape = stored.shape,
           .runs = {{.tensor = tensor, .numel = stored.numel}},
           .change = std::nullopt};
+}
+
+std::string_view model_stem(WeightFormat format) {
+  return format == WeightFormat::Bin ? "pytorch_model" : "model";
 }
 
 void plan_files(const std::vector<NamedTensor>& selected,

@@ -28,9 +28,13 @@ struct NamedTensor {
 NamedTensor whole_tensor(const Checkpoint& checkpoint, uint32_t tensor,
                          std::string name);
 
-// Lays `selected` out in files, "<stem>.safetensors" or shards and an index,
-// and counts them. REQUIRES: plan.dtype and plan.aliases are set; names are
-// unique. Errors: Unsupported where a dtype cannot be converted.
+// What files of a model's weights are called: "model" or "pytorch_model".
+std::string_view model_stem(WeightFormat format);
+
+// Lays `selected` out in files, "<stem>.safetensors" or ".bin", or shards and
+// an index, and counts them. REQUIRES: plan.dtype is set, and plan.aliases as
+// far as the files are to name them; names are unique. Errors: Unsupported
+// where a dtype cannot be converted.
 void plan_files(const std::vector<NamedTensor>& selected,
                 const MergeOptions& options, std::string_view stem, Plan& plan);
 

@@ -79,7 +79,7 @@ class WindowBuilder {
   }
 
   static bool continues(const Piece& a, const Piece& b) {
-    return a.count == 1 && b.count == 1 && a.file == b.file &&
+    return a.count == 1 && b.count == 1 && a.target == b.target &&
            a.from == b.from && a.to == b.to && a.change == b.change &&
            a.offset + a.numel * size_of(a.from) == b.offset &&
            a.destination + a.numel * size_of(a.to) == b.destination;
@@ -107,8 +107,8 @@ class WindowBuilder {
 WindowList make_windows(std::vector<Piece>& pieces, uint64_t capacity,
                         RecordChecks* checks) {
   std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {
-    return std::tie(a.source, a.offset, a.file, a.destination) <
-           std::tie(b.source, b.offset, b.file, b.destination);
+    return std::tie(a.source, a.offset, a.target, a.destination) <
+           std::tie(b.source, b.offset, b.target, b.destination);
   });
   WindowBuilder builder(capacity, checks);
   for (const Piece& piece : pieces) builder.add(piece);

@@ -17,16 +17,16 @@ namespace zckpt {
 // `count` > 1: that many runs of `numel` elements, `stride` bytes apart.
 struct Piece {
   uint32_t source = 0;
-  uint32_t file = 0;         // of the plan
+  uint32_t target = 0;       // of the sink (merge/sink.h)
   uint64_t offset = 0;       // in the source
-  uint64_t destination = 0;  // in the file
+  uint64_t destination = 0;  // in the target
   uint64_t count = 1;
   uint64_t numel = 0;
   uint64_t stride = 0;
   DType from = DType::F32;
   DType to = DType::F32;
-  // What else is done to the elements (merge/changes.h), and where in the file
-  // the tensor begins that they are of: only then does it matter.
+  // What else is done to the elements (merge/changes.h), and where in the
+  // target the tensor begins that they are of: only then does it matter.
   std::optional<uint32_t> change;
   uint64_t tensor_begin = 0;
 

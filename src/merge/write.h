@@ -24,6 +24,11 @@ CheckedCheckpoint open_checked(const std::string& path,
 MergeResult begin_result(CheckedCheckpoint& checked,
                          const MergeOptions& options);
 
+// Compares masters with the model's own copies, as options.check says, and
+// refuses (Corrupt) where they differ. Returns how many elements were compared.
+uint64_t check_own_copies(const Checkpoint& checkpoint,
+                          const MergeOptions& options);
+
 // Checks the output's place and the model's own copies, executes result.plan
 // and commits it; with dry_run only the place is looked at. `changes` may be
 // null where no tensor has one.

@@ -7,13 +7,17 @@
 #include <filesystem>
 #include <set>
 #include <string_view>
+#include <vector>
 
+#include "base/cast.h"
 #include "reader/checkpoint_data.h"
 
 namespace zckpt {
 namespace {
 
 constexpr uint64_t kSmallRun = uint64_t{1} << 16;
+// Elements that are converted at a time.
+constexpr uint64_t kCastElements = uint64_t{1} << 18;
 
 void read_extent(const SourceSet& sources, const Extent& extent, uint64_t size,
                  std::byte* out) {
@@ -123,6 +127,7 @@ CheckpointFacts facts_of(const ShardSet& shards) {
   }
   for (const ShardFile& file : shards.files) {
     if (!file.optim) continue;
+    if (!facts.optimizer_step) facts.optimizer_step = file.optim->step;
     if (facts.deepspeed_version.empty()) {
       facts.deepspeed_version = file.optim->ds_version;
     }
@@ -285,6 +290,37 @@ void Checkpoint::read(const Tensor& tensor, uint64_t first, uint64_t numel,
     read_extent(*data_->sources, extent, size, next);
     next += extent.count * extent.numel * size;
   });
+}
+
+void Checkpoint::read(const Tensor& tensor, uint64_t first, uint64_t numel,
+                      DType dtype, std::span<std::byte> out) const {
+  if (dtype == tensor.dtype) return read(tensor, first, numel, out);
+  const uint64_t from_size = size_of(tensor.dtype);
+  const uint64_t to_size = size_of(dtype);
+  if (!can_cast(tensor.dtype, dtype)) {
+    throw Error(ErrorCode::Unsupported,
+                "cannot convert " + std::string(short_name(tensor.dtype)) +
+                    " to " + std::string(short_name(dtype)),
+                {.tensor = tensor.name});
+  }
+  if (out.size() / to_size != numel || out.size() % to_size != 0) {
+    throw Error(ErrorCode::Invalid, "the buffer is not as long as the range",
+                {.tensor = tensor.name});
+  }
+  std::vector<std::byte> stored(
+      static_cast<size_t>(std::min(numel, kCastElements) * from_size));
+  CastCounts ignored;
+  for (uint64_t done = 0; done < numel;) {
+    const uint64_t count = std::min(kCastElements, numel - done);
+    const auto in =
+        std::span(stored).first(static_cast<size_t>(count * from_size));
+    read(tensor, first + done, count, in);
+    cast(tensor.dtype, in, dtype,
+         out.subspan(static_cast<size_t>(done * to_size),
+                     static_cast<size_t>(count * to_size)),
+         ignored);
+    done += count;
+  }
 }
 
 }  // namespace zckpt

@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "reader/torch_tensor.h"
 
-#include <array>
 #include <string>
 #include <utility>
 
@@ -15,33 +14,6 @@ namespace {
 
 // Real files nest two: a parameter around a tensor, attributes around both.
 constexpr int kMaxWrappers = 8;
-
-// format.md 7.4. Untyped storages count bytes; torch.load types them as uint8
-// where nothing else says what they hold.
-constexpr std::array<StorageClass, 22> kStorageClasses{{
-    {"FloatStorage", 4, DType::F32},
-    {"HalfStorage", 2, DType::F16},
-    {"BFloat16Storage", 2, DType::BF16},
-    {"DoubleStorage", 8, DType::F64},
-    {"LongStorage", 8, DType::I64},
-    {"IntStorage", 4, DType::I32},
-    {"ShortStorage", 2, DType::I16},
-    {"CharStorage", 1, DType::I8},
-    {"ByteStorage", 1, DType::U8},
-    {"BoolStorage", 1, DType::Bool},
-    {"ComplexFloatStorage", 8, DType::C64},
-    {"ComplexDoubleStorage", 16, std::nullopt},
-    {"QInt8Storage", 1, std::nullopt},
-    {"QUInt8Storage", 1, std::nullopt},
-    {"QInt32Storage", 4, std::nullopt},
-    {"QUInt4x2Storage", 1, std::nullopt},
-    {"QUInt2x4Storage", 1, std::nullopt},
-    {"UntypedStorage", 1, DType::U8},
-    {"TypedStorage", 1, DType::U8},
-    {"_UntypedStorage", 1, DType::U8},  // torch 1.11, 1.12
-    {"_TypedStorage", 1, DType::U8},
-    {"_UntypedStorageBase", 1, DType::U8},
-}};
 
 [[noreturn]] void corrupt(const std::string& message) {
   throw Error(ErrorCode::Corrupt, message);
@@ -65,7 +37,7 @@ const StorageClass* find_class(const Value& global) {
       module != "torch.storage") {
     return nullptr;
   }
-  for (const StorageClass& c : kStorageClasses) {
+  for (const StorageClass& c : storage_classes()) {
     if (c.name == global.global_name()) return &c;
   }
   return nullptr;

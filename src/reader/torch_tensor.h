@@ -8,16 +8,10 @@
 #include <vector>
 
 #include "format/pickle.h"
+#include "format/torch_storage.h"
 #include "zckpt/dtype.h"
 
 namespace zckpt {
-
-// What a storage class of torch says of its elements (format.md 7.4).
-struct StorageClass {
-  std::string_view name;
-  uint32_t element_bytes = 0;
-  std::optional<DType> dtype;  // empty: quantised or complex128, not read
-};
 
 // A persistent id of torch.save: a storage, described by the pickle.
 struct StorageReference {

@@ -175,7 +175,7 @@ class Program:
         for verb in verbs:
             done = self(verb, "--help")
             require(done.returncode == 0 and done.stderr == "", f"{verb} --help: {done.returncode} {done.stderr}")
-            options = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", done.stdout))
+            options = set(re.findall(r"(?<![\w-])--?[a-z][a-z_-]*", done.stdout))
             options = {o for o in options if o.startswith("--") or len(o) == 2}
             require(len(options) > 8, f"{verb}: {options}")
             lacking = sorted(o for o in options if not re.search(rf"`{re.escape(o)}[` ]", text))

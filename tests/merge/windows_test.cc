@@ -24,7 +24,8 @@ std::vector<Move> moves_of(const std::vector<Piece>& pieces) {
       moves.emplace_back(piece.source,
                          piece.offset + i / piece.numel * piece.stride +
                              i % piece.numel * size_of(piece.from),
-                         piece.file, piece.destination + i * size_of(piece.to));
+                         piece.target,
+                         piece.destination + i * size_of(piece.to));
     }
   }
   std::sort(moves.begin(), moves.end());
@@ -86,9 +87,9 @@ TEST(Windows, WhatContinuesInTheOutputIsOnePiece) {
   EXPECT_EQ(windows_of({piece_at(0, 10, 100), piece_at(40, 10, 140)}, 4096)
                 .pieces.size(),
             1U);
-  // Another file, another dtype, a gap: no.
+  // Another target, another dtype, a gap: no.
   Piece other = piece_at(40, 10, 140);
-  other.file = 1;
+  other.target = 1;
   EXPECT_EQ(windows_of({piece_at(0, 10, 100), other}, 4096).pieces.size(), 2U);
   other = piece_at(40, 10, 140);
   other.to = DType::BF16;
@@ -210,7 +211,7 @@ TEST(Windows, AnyMixtureIsCoveredOnce) {
     const uint64_t capacity = 8 + below(3000);
     for (uint64_t i = below(40); i-- > 0;) {
       Piece piece{.source = static_cast<uint32_t>(below(3)),
-                  .file = static_cast<uint32_t>(below(2))};
+                  .target = static_cast<uint32_t>(below(2))};
       piece.from = below(2) == 0 ? DType::F32 : DType::BF16;
       piece.to = below(2) == 0 ? DType::F32 : DType::F16;
       const Extent extent{.source = piece.source,
@@ -218,7 +219,7 @@ TEST(Windows, AnyMixtureIsCoveredOnce) {
                           .count = 1 + below(2) * below(5),
                           .numel = below(400),
                           .stride = 1600 + below(4000)};
-      uint64_t& destination = next[{0, piece.file}];
+      uint64_t& destination = next[{0, piece.target}];
       piece.destination = destination;
       destination += extent.count * extent.numel * size_of(piece.to);
       split_extent(extent, piece, capacity, pieces);

@@ -144,17 +144,6 @@ std::string_view storage_class(DType dtype) {
   }
 }
 
-std::string_view torch_name(DType dtype) {
-  for (const std::string_view name :
-       {"bool", "uint8", "int8", "float8_e5m2", "float8_e4m3fn",
-        "float8_e8m0fnu", "float8_e4m3fnuz", "float8_e5m2fnuz", "int16",
-        "uint16", "float16", "bfloat16", "int32", "uint32", "float32",
-        "complex64", "float64", "int64", "uint64"}) {
-    if (dtype_from_torch(name) == dtype) return name;
-  }
-  throw std::logic_error("dtype without a name");
-}
-
 Py::Shape contiguous_stride(const Py::Shape& shape) {
   Py::Shape stride(shape.size());
   int64_t step = 1;

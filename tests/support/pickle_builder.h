@@ -107,8 +107,6 @@ std::string legacy_pickle(const Py& root);
 
 // "FloatStorage"; empty for dtypes that only untyped storages hold.
 std::string_view storage_class(DType dtype);
-// torch's name of the dtype: "float32".
-std::string_view torch_name(DType dtype);
 Py::Shape contiguous_stride(const Py::Shape& shape);
 
 }  // namespace zckpt::test

@@ -26,7 +26,7 @@ std::string from_hex(std::string_view hex) {
 struct Case {
   std::string title;
   std::vector<std::pair<std::string, std::string>> metadata;
-  std::vector<SafetensorsSlot> slots;
+  std::vector<TensorSlot> slots;
   std::string header;
 };
 
@@ -48,8 +48,8 @@ std::vector<Case> reference_cases() {
                                          from_hex(second.substr(1)));
     } else if (kind == "tensor") {
       words >> second;
-      SafetensorsSlot slot{.name = from_hex(first.substr(1)),
-                           .dtype = dtype_from_safetensors(second).value()};
+      TensorSlot slot{.name = from_hex(first.substr(1)),
+                      .dtype = dtype_from_safetensors(second).value()};
       for (uint64_t dimension = 0; words >> dimension;) {
         slot.shape.push_back(dimension);
       }
@@ -61,7 +61,7 @@ std::vector<Case> reference_cases() {
   return cases;
 }
 
-ErrorCode code_of(std::vector<SafetensorsSlot> slots) {
+ErrorCode code_of(std::vector<TensorSlot> slots) {
   uint64_t data_bytes = 0;
   try {
     layout_safetensors(slots, {{"format", "pt"}}, &data_bytes);
@@ -76,7 +76,7 @@ TEST(SafetensorsHeader, IsTheReferenceWritersByteForByte) {
   const std::vector<Case> cases = reference_cases();
   ASSERT_EQ(cases.size(), 47U);
   for (const Case& reference : cases) {
-    std::vector<SafetensorsSlot> slots = reference.slots;
+    std::vector<TensorSlot> slots = reference.slots;
     uint64_t data_bytes = 0;
     EXPECT_EQ(layout_safetensors(slots, reference.metadata, &data_bytes),
               reference.header)
@@ -87,7 +87,7 @@ TEST(SafetensorsHeader, IsTheReferenceWritersByteForByte) {
 TEST(SafetensorsHeader, DoesNotDependOnTheOrderOfTheSlots) {
   std::mt19937 random(7);
   for (const Case& reference : reference_cases()) {
-    std::vector<SafetensorsSlot> slots = reference.slots;
+    std::vector<TensorSlot> slots = reference.slots;
     std::shuffle(slots.begin(), slots.end(), random);
     uint64_t data_bytes = 0;
     EXPECT_EQ(layout_safetensors(slots, reference.metadata, &data_bytes),
@@ -98,13 +98,13 @@ TEST(SafetensorsHeader, DoesNotDependOnTheOrderOfTheSlots) {
 
 TEST(SafetensorsHeader, SetsOffsetsThatCoverTheFile) {
   for (const Case& reference : reference_cases()) {
-    std::vector<SafetensorsSlot> slots = reference.slots;
+    std::vector<TensorSlot> slots = reference.slots;
     uint64_t data_bytes = 0;
     uint64_t end =
         layout_safetensors(slots, reference.metadata, &data_bytes).size();
     EXPECT_EQ(end % 8, 0U);
     const uint64_t file_end = end + data_bytes;
-    for (const SafetensorsSlot& slot : slots) {
+    for (const TensorSlot& slot : slots) {
       EXPECT_EQ(slot.offset, end) << reference.title << ' ' << slot.name;
       EXPECT_EQ(slot.offset % size_of(slot.dtype), 0U);
       uint64_t elements = 1;
@@ -117,7 +117,7 @@ TEST(SafetensorsHeader, SetsOffsetsThatCoverTheFile) {
 }
 
 TEST(SafetensorsHeader, WritesSeveralMetadataKeysInTheirOrder) {
-  std::vector<SafetensorsSlot> slots;
+  std::vector<TensorSlot> slots;
   uint64_t data_bytes = 1;
   const std::string head = layout_safetensors(
       slots, {{"format", "pt"}, {"lm_head.weight", "embed.weight"}},
@@ -154,7 +154,7 @@ TEST(SafetensorsHeader, RefusesSizesBeyond64Bits) {
 }
 
 TEST(SafetensorsHeader, RefusesAHeaderThatReadersRefuse) {
-  std::vector<SafetensorsSlot> slots;
+  std::vector<TensorSlot> slots;
   for (int i = 0; i < 11; ++i) {
     slots.push_back(
         {.name = std::string(10'000'000, static_cast<char>('a' + i))});

@@ -125,8 +125,8 @@ int run(int argc, char** argv, std::ostream& out, std::ostream& err) {
   app.require_subcommand(1);
   app.fallthrough(false);
   const std::vector<Verb> verbs{add_export_hf(app), add_extract_lora(app),
-                                add_inspect(app), add_merge(app),
-                                add_verify(app)};
+                                add_inspect(app),   add_merge(app),
+                                add_verify(app),    add_zero_to_fp32(app)};
   // CLI11 would say only that a subcommand is missing.
   if (argc > 1 && argv[1][0] != '-' &&
       std::none_of(verbs.begin(), verbs.end(),

@@ -11,6 +11,16 @@
 namespace zckpt::cli {
 namespace {
 
+bool ends_with_any(const std::string& name,
+                   std::initializer_list<const char*> endings) {
+  for (const char* ending : endings) {
+    if (name.ends_with(ending)) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
 CLI::Option* add_size(CLI::App& verb, const std::string& name, uint64_t& value,
                       const std::string& help) {
   // CLI11's own size type has other units than the Hugging Face libraries.
@@ -29,16 +39,6 @@ CLI::Option* add_size(CLI::App& verb, const std::string& name, uint64_t& value,
           help)
       ->type_name("SIZE");
 }
-
-bool ends_with_any(const std::string& name,
-                   std::initializer_list<const char*> endings) {
-  for (const char* ending : endings) {
-    if (name.ends_with(ending)) return true;
-  }
-  return false;
-}
-
-}  // namespace
 
 bool use_color(const std::string& when) {
   return when == "always" || (when == "auto" && ::isatty(STDERR_FILENO) == 1);
@@ -86,7 +86,8 @@ void CommonOptions::apply(const Context& context, MergeOptions& options) const {
 void WriterOptions::add_to(CLI::App& verb) {
   verb.add_option("-o,--output", output,
                   sharded && !folder
-                      ? "Folder to write, or NAME.safetensors for one file"
+                      ? "Folder to write, or NAME.safetensors (NAME.bin with "
+                        "--format bin) for one file"
                       : "Folder to write")
       ->type_name("OUT");
   verb.add_flag("--force", force, "Replace an output that is not empty");
@@ -102,6 +103,10 @@ void WriterOptions::add_to(CLI::App& verb) {
       ->capture_default_str()
       ->check(CLI::IsMember(dtypes));
   if (sharded) {
+    verb.add_option("--format", format, "safetensors, or bin for torch.load")
+        ->type_name("F")
+        ->capture_default_str()
+        ->check(CLI::IsMember({"safetensors", "bin"}));
     add_size(verb, "--max-shard-size", max_shard_bytes,
              "Largest weight file (default: 5GB)");
   }
@@ -118,14 +123,22 @@ void WriterOptions::apply(MergeOptions& options) const {
     throw UsageError("--output is required (-o OUT)");
   }
   const std::string name = std::filesystem::path(output).filename().string();
-  if (ends_with_any(name, {".pt", ".pth", ".ckpt", ".bin"})) {
-    throw UsageError("the output " + escape(output) +
-                     " looks like a weight file that is not written here; give "
-                     "a folder" +
-                     (sharded ? ", or NAME.safetensors for one file" : ""));
+  const std::string extension = "." + format;
+  options.single_file = name.ends_with(extension);
+  const bool one_file = sharded && !folder;
+  const bool weight_file =
+      ends_with_any(name, {".pt", ".pth", ".ckpt", ".bin"}) ||
+      (one_file && name.ends_with(".safetensors"));
+  if (weight_file && !(one_file && options.single_file)) {
+    throw UsageError(
+        "the output " + escape(output) +
+        " looks like a weight file that is not written here; give "
+        "a folder" +
+        (one_file ? ", or NAME" + extension + " for one file" : ""));
   }
   options.output = output;
-  options.single_file = name.ends_with(".safetensors");
+  options.format =
+      format == "bin" ? WeightFormat::Bin : WeightFormat::Safetensors;
   options.force = force;
   options.sync = !no_sync;
   options.dry_run = dry_run;

@@ -20,6 +20,10 @@ struct UsageError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// An option whose value is a number of bytes, or one with a unit.
+CLI::Option* add_size(CLI::App& verb, const std::string& name, uint64_t& value,
+                      const std::string& help);
+
 // What --color WHEN means for standard error.
 bool use_color(const std::string& when);
 
@@ -54,6 +58,7 @@ struct WriterOptions {
   bool no_sync = false;
   bool dry_run = false;
   uint64_t max_shard_bytes = 5'000'000'000;
+  std::string format = "safetensors";
   std::string dtype = "fp32";
   std::string check = "sample";
   bool sharded = true;      // weights can go into several files

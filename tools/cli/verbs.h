@@ -22,5 +22,6 @@ Verb add_extract_lora(CLI::App& app);
 Verb add_inspect(CLI::App& app);
 Verb add_merge(CLI::App& app);
 Verb add_verify(CLI::App& app);
+Verb add_zero_to_fp32(CLI::App& app);
 
 }  // namespace zckpt::cli

@@ -1,0 +1,89 @@
+// SPDX-FileCopyrightText: The zckpt authors
+// SPDX-License-Identifier: Apache-2.0
+#include "load/loader.h"
+
+#include <string>
+#include <vector>
+
+#include "base/cast.h"
+#include "zckpt/error.h"
+
+namespace zckpt {
+namespace {
+
+MergeOptions merge_options(const LoadOptions& options) {
+  MergeOptions merging;
+  merging.check = options.check;
+  merging.open.threads = options.threads;
+  merging.open.stop = options.stop;
+  merging.memory_bytes = options.memory_bytes;
+  merging.chunk_bytes = options.chunk_bytes;
+  merging.observer = options.observer;
+  return merging;
+}
+
+// The place of `target`'s tensor among the checkpoint's.
+uint32_t check(const Checkpoint& checkpoint, const LoadTarget& target) {
+  const std::span<const Tensor> tensors = checkpoint.tensors();
+  const auto index = static_cast<size_t>(target.tensor - tensors.data());
+  if (index >= tensors.size()) {
+    throw Error(ErrorCode::Invalid, "not a tensor of this checkpoint");
+  }
+  const Tensor& tensor = tensors[index];
+  if (target.first > tensor.numel ||
+      target.numel > tensor.numel - target.first) {
+    throw Error(ErrorCode::Invalid, "expected a range within the tensor",
+                {.tensor = tensor.name});
+  }
+  const uint64_t size = size_of(target.dtype);
+  if (target.out.size() / size != target.numel ||
+      target.out.size() % size != 0) {
+    throw Error(ErrorCode::Invalid, "the buffer is not as long as the range",
+                {.tensor = tensor.name});
+  }
+  if (!can_cast(tensor.dtype, target.dtype)) {
+    throw Error(ErrorCode::Unsupported,
+                "cannot convert " + std::string(short_name(tensor.dtype)) +
+                    " to " + std::string(short_name(target.dtype)),
+                {.tensor = tensor.name});
+  }
+  return static_cast<uint32_t>(index);
+}
+
+}  // namespace
+
+Loader::Loader(const Checkpoint& checkpoint, const LoadOptions& options,
+               uint64_t total)
+    : checkpoint_(checkpoint),
+      options_(merge_options(options)),
+      executor_(checkpoint, options_, nullptr, sink_, total) {}
+
+void Loader::load(std::span<const LoadTarget> targets) {
+  std::vector<PlannedTensor> planned;
+  planned.reserve(targets.size());
+  for (const LoadTarget& target : targets) {
+    const PlannedRun run{.tensor = check(checkpoint_, target),
+                         .first = target.first,
+                         .numel = target.numel};
+    planned.push_back({.name = target.tensor->name,
+                       .dtype = target.dtype,
+                       .size_bytes = target.out.size(),
+                       .runs = {run}});
+  }
+  sink_.clear();
+  for (size_t i = 0; i < targets.size(); ++i) {
+    executor_.add(planned[i], sink_.add(targets[i].out));
+  }
+  executor_.flush();
+}
+
+LoadResult Loader::result() const {
+  MergeResult counts;
+  executor_.report(counts);
+  return {.overflowed = counts.overflowed,
+          .checked_records = counts.checked_records,
+          .unchecked_records = counts.unchecked_records,
+          .bytes_read = counts.bytes_read};
+}
+
+}  // namespace zckpt
