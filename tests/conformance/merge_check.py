@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
+import zipfile
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -38,6 +39,7 @@ DTYPES = {"keep": None, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": t
 SAMPLE = {"v0.19.8-z2-bf16-n3", "v0.19.8-z3-bf16-n12", "v0.14.2-z3-bf16-n2-subgroups", "full_z3_bf16",
           "lightning_z2_fp32"}
 INDEX = "model.safetensors.index.json"
+BIN_INDEX = "pytorch_model.bin.index.json"
 
 
 class Case:
@@ -187,6 +189,43 @@ class Checks:
             text = json.dumps(index, indent=2, sort_keys=True) + "\n"
             require((out / INDEX).read_text() == text, "index text")
 
+    def bin_files(self, case, dtype, size):
+        """--format bin: torch.load gives the truth, and files are cut as huggingface_hub cuts them."""
+        out = self.merge(case, "--format", "bin", "--dtype", dtype, "--max-shard-size", str(size))
+        expected = case.expected(DTYPES[dtype])
+        state_dict = {name: expected[name].clone() for name in case.order}
+        state_dict.update({alias: state_dict[kept] for alias, kept in case.aliases.items()})
+        split = split_torch_state_dict_into_shards(state_dict, max_shard_size=size,
+                                                   filename_pattern="pytorch_model{suffix}.bin")
+        require({p.name for p in out.iterdir()} - {BIN_INDEX} == set(split.filename_to_tensors), "files")
+        require((out / BIN_INDEX).exists() == split.is_sharded, "index and shards")
+        if split.is_sharded:
+            index = {"metadata": {"total_parameters": case.parameters(), **split.metadata},
+                     "weight_map": split.tensor_to_filename}
+            require((out / BIN_INDEX).read_text() == json.dumps(index, indent=2, sort_keys=True) + "\n", "index text")
+        for file, names in split.filename_to_tensors.items():
+            part = {name: state_dict[name] for name in names}
+            for mmap in (False, True):
+                found = torch.load(out / file, weights_only=True, mmap=mmap)
+                same_tensors(found, part)
+                for alias, kept in case.aliases.items():
+                    if alias in part:
+                        require(found[alias].untyped_storage().data_ptr() == found[kept].untyped_storage().data_ptr(),
+                                f"{alias} has data of its own")
+            self.records(out / file, part)
+
+    def records(self, path, part):
+        """The records are those of torch.save, each with the right CRC and at the same place."""
+        reference = self.scratch / path.name
+        torch.save(part, reference)
+        with zipfile.ZipFile(path) as ours, zipfile.ZipFile(reference) as theirs:
+            require(ours.testzip() is None, "a CRC is wrong")
+            optional = path.stem + "/.data/serialization_id"
+            require(ours.namelist() == [n for n in theirs.namelist() if n != optional], f"records {ours.namelist()}")
+            for info in ours.infolist():
+                same = info.file_size == theirs.getinfo(info.filename).file_size
+                require(same or info.filename.endswith("data.pkl"), f"{info.filename}: {info.file_size} bytes")
+
     def zero_to_fp32(self, case):
         from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
         logging.disable(logging.WARNING)
@@ -234,12 +273,28 @@ class Checks:
         for name, content in ours.items():
             require(content == theirs[name], f"save_pretrained writes another {name}")
 
+    def transformers_bin(self, case, shard):
+        from transformers import AutoModelForCausalLM
+        strip = ["--strip-prefix", case.prefix] if case.prefix else []
+        folder = self.scratch / "model"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(self.merge(case, "--max-shard-size", shard, "--format", "bin", *strip), folder)
+        source = case.checkpoint if (case.checkpoint / "config.json").exists() else case.folder / "base"
+        shutil.copy(source / "config.json", folder)
+        model, info = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+        for key in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
+            require(not info[key], f"{key}: {info[key]}")
+        expected = {name.removeprefix(case.prefix): t for name, t in case.expected(torch.float32).items()}
+        same_tensors({n: t for n, t in model.state_dict().items() if n in expected}, expected)
+
     def case(self, case):
         for dtype in DTYPES:
             self.run(f"{case.name}: values as {dtype}", self.values, case, dtype)
             self.run(f"{case.name}: bytes as {dtype}", self.file_bytes, case, dtype)
         for dtype, size in (("fp32", 2000), ("keep", 700), ("bf16", 1400), ("fp32", 1924), ("fp32", 10**9)):
             self.run(f"{case.name}: shards of {size}, {dtype}", self.shards, case, dtype, size)
+        for dtype, size in (("fp32", 10**9), ("fp32", 2000), ("keep", 700), ("bf16", 1400), ("fp16", 1)):
+            self.run(f"{case.name}: .bin, {size}, {dtype}", self.bin_files, case, dtype, size)
         self.run(f"{case.name}: tied names", self.tied_names, case)
         ds_version = self.version(case)
         exact = case.is_hf or case.facts["zero_to_fp32"]["result"] == "exact"
@@ -249,6 +304,8 @@ class Checks:
         if case.is_hf:
             for shard, dtype in (("5GB", "fp32"), ("5KB", "fp32"), ("5GB", "bf16"), ("3KB", "bf16")):
                 self.run(f"{case.name}: transformers, {shard}, {dtype}", self.transformers, case, shard, dtype)
+            for shard in ("5GB", "5KB"):
+                self.run(f"{case.name}: transformers, .bin, {shard}", self.transformers_bin, case, shard)
 
     @staticmethod
     def version(case):
