@@ -23,8 +23,9 @@ constexpr uint32_t kZipVersions = 0x032d001e;
 
 template <std::unsigned_integral T>
 void put(std::string& out, T value) {
+  const uint64_t wide = value;
   for (size_t i = 0; i < sizeof(T); ++i) {
-    out += static_cast<char>((value >> (8 * i)) & 0xffU);
+    out += static_cast<char>((wide >> (8 * i)) & 0xffU);
   }
 }
 void put16(std::string& out, uint64_t value) {
