@@ -89,13 +89,13 @@ TEST_F(BinTest, EveryCaseHasTheValuesOfItsSafetensors) {
         EXPECT_EQ(value, expected[read]) << read;
         expected.erase(read);
       }
-      for (const auto& [missed, value] : expected) {
+      for (const auto& item : expected) {
         const auto is_alias = [&](const auto& alias) {
-          return alias.first == missed || alias.second == missed;
+          return alias.first == item.first || alias.second == item.first;
         };
         EXPECT_TRUE(std::any_of(result.plan.aliases.begin(),
                                 result.plan.aliases.end(), is_alias))
-            << missed;
+            << item.first;
       }
     }
   }

@@ -1,0 +1,25 @@
+# SPDX-FileCopyrightText: The zckpt authors
+# SPDX-License-Identifier: Apache-2.0
+
+import os
+
+import pytest
+from support import write_big_zero3
+
+# Read when DeepSpeed and transformers are imported.
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+
+@pytest.fixture(scope="session")
+def big(tmp_path_factory):
+    pytest.importorskip("torch")
+    return write_big_zero3(tmp_path_factory.mktemp("big") / "ckpt", megabytes=512)
+
+
+@pytest.fixture(scope="session", params=["numpy", "pt"])
+def framework(request):
+    if request.param == "pt":
+        pytest.importorskip("torch")
+    return request.param
