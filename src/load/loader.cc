@@ -2,10 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "load/loader.h"
 
-#include <string>
 #include <vector>
 
-#include "base/cast.h"
+#include "reader/checkpoint_data.h"
 #include "zckpt/error.h"
 
 namespace zckpt {
@@ -29,24 +28,8 @@ uint32_t check(const Checkpoint& checkpoint, const LoadTarget& target) {
   if (index >= tensors.size()) {
     throw Error(ErrorCode::Invalid, "not a tensor of this checkpoint");
   }
-  const Tensor& tensor = tensors[index];
-  if (target.first > tensor.numel ||
-      target.numel > tensor.numel - target.first) {
-    throw Error(ErrorCode::Invalid, "expected a range within the tensor",
-                {.tensor = tensor.name});
-  }
-  const uint64_t size = size_of(target.dtype);
-  if (target.out.size() / size != target.numel ||
-      target.out.size() % size != 0) {
-    throw Error(ErrorCode::Invalid, "the buffer is not as long as the range",
-                {.tensor = tensor.name});
-  }
-  if (!can_cast(tensor.dtype, target.dtype)) {
-    throw Error(ErrorCode::Unsupported,
-                "cannot convert " + std::string(short_name(tensor.dtype)) +
-                    " to " + std::string(short_name(target.dtype)),
-                {.tensor = tensor.name});
-  }
+  check_read(tensors[index], target.first, target.numel, target.dtype,
+             target.out.size());
   return static_cast<uint32_t>(index);
 }
 

@@ -266,6 +266,25 @@ const Tensor* Checkpoint::find(std::string_view name, Role role,
   return i ? &data_->contents.tensors()[*i] : nullptr;
 }
 
+void check_read(const Tensor& tensor, uint64_t first, uint64_t numel,
+                DType dtype, size_t out_bytes) {
+  if (first > tensor.numel || numel > tensor.numel - first) {
+    throw Error(ErrorCode::Invalid, "expected a range within the tensor",
+                {.tensor = tensor.name});
+  }
+  const uint64_t size = size_of(dtype);
+  if (out_bytes / size != numel || out_bytes % size != 0) {
+    throw Error(ErrorCode::Invalid, "the buffer is not as long as the range",
+                {.tensor = tensor.name});
+  }
+  if (!can_cast(tensor.dtype, dtype)) {
+    throw Error(ErrorCode::Unsupported,
+                "cannot convert " + std::string(short_name(tensor.dtype)) +
+                    " to " + std::string(short_name(dtype)),
+                {.tensor = tensor.name});
+  }
+}
+
 void Checkpoint::extents(const Tensor& tensor, uint64_t first, uint64_t numel,
                          const ExtentSink& sink) const {
   const auto index =
@@ -280,11 +299,8 @@ void Checkpoint::extents(const Tensor& tensor, uint64_t first, uint64_t numel,
 
 void Checkpoint::read(const Tensor& tensor, uint64_t first, uint64_t numel,
                       std::span<std::byte> out) const {
+  check_read(tensor, first, numel, tensor.dtype, out.size());
   const uint64_t size = size_of(tensor.dtype);
-  if (out.size() / size != numel || out.size() % size != 0) {
-    throw Error(ErrorCode::Invalid, "the buffer is not as long as the range",
-                {.tensor = tensor.name});
-  }
   std::byte* next = out.data();
   extents(tensor, first, numel, [&](const Extent& extent) {
     read_extent(*data_->sources, extent, size, next);
@@ -295,18 +311,9 @@ void Checkpoint::read(const Tensor& tensor, uint64_t first, uint64_t numel,
 void Checkpoint::read(const Tensor& tensor, uint64_t first, uint64_t numel,
                       DType dtype, std::span<std::byte> out) const {
   if (dtype == tensor.dtype) return read(tensor, first, numel, out);
+  check_read(tensor, first, numel, dtype, out.size());
   const uint64_t from_size = size_of(tensor.dtype);
   const uint64_t to_size = size_of(dtype);
-  if (!can_cast(tensor.dtype, dtype)) {
-    throw Error(ErrorCode::Unsupported,
-                "cannot convert " + std::string(short_name(tensor.dtype)) +
-                    " to " + std::string(short_name(dtype)),
-                {.tensor = tensor.name});
-  }
-  if (out.size() / to_size != numel || out.size() % to_size != 0) {
-    throw Error(ErrorCode::Invalid, "the buffer is not as long as the range",
-                {.tensor = tensor.name});
-  }
   std::vector<std::byte> stored(
       static_cast<size_t>(std::min(numel, kCastElements) * from_size));
   CastCounts ignored;

@@ -34,6 +34,12 @@ std::shared_ptr<const CheckpointData> open_weights_beside(
 std::shared_ptr<const CheckpointData> open_adapter_weights(
     const std::string& folder);
 
+// Refuses to read elements [first, first + numel) as `dtype` into `out_bytes`:
+// Invalid for a range outside of the tensor or a buffer of another size,
+// Unsupported for a conversion that is not known.
+void check_read(const Tensor& tensor, uint64_t first, uint64_t numel,
+                DType dtype, size_t out_bytes);
+
 // Facts that shards tell before any layout is chosen.
 CheckpointFacts facts_of(const ShardSet& shards);
 

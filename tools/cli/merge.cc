@@ -20,20 +20,7 @@ int run_merge(MergeVerb& verb, const Context& context) {
   verb.options.aliases = verb.aliases == "copy" ? Aliases::Copy : Aliases::Drop;
   verb.options.order = verb.order == "param_shapes" ? TensorOrder::ParamShapes
                                                     : TensorOrder::Module;
-  Terminal terminal(context.err, verb.common.terminal());
-  verb.common.apply(context, verb.options);
-  verb.options.observer = &terminal;
-  const MergeResult result = merge(verb.common.path, verb.options);
-  terminal.finish();
-  print_summary(result, verb.options, verb.common.verbose, terminal);
-  if (verb.common.json) {
-    context.out << dump(writer_json("merge", verb.common.path, result,
-                                    verb.options))
-                << '\n';
-  } else if (verb.writer.dry_run) {
-    print_plan(result, context.out);
-  }
-  return 0;
+  return merge_and_report("merge", verb.common, verb.options, context);
 }
 
 }  // namespace

@@ -106,4 +106,21 @@ void print_summary(const MergeResult& result, const MergeOptions& options,
   }
 }
 
+int merge_and_report(const std::string& verb, const CommonOptions& common,
+                     MergeOptions& options, const Context& context) {
+  Terminal terminal(context.err, common.terminal());
+  common.apply(context, options);
+  options.observer = &terminal;
+  const MergeResult result = merge(common.path, options);
+  terminal.finish();
+  print_summary(result, options, common.verbose, terminal);
+  if (common.json) {
+    context.out << dump(writer_json(verb, common.path, result, options))
+                << '\n';
+  } else if (options.dry_run) {
+    print_plan(result, context.out);
+  }
+  return 0;
+}
+
 }  // namespace zckpt::cli

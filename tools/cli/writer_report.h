@@ -6,6 +6,7 @@
 #include <string>
 
 #include "cli/json_report.h"
+#include "cli/options.h"
 #include "cli/terminal.h"
 #include "zckpt/merge.h"
 
@@ -22,5 +23,10 @@ void print_summary(const MergeResult& result, const MergeOptions& options,
 
 // The plan tensor by tensor, for --dry-run.
 void print_plan(const MergeResult& result, std::ostream& out);
+
+// The work of the verbs whose options only say how to merge: merges, and says
+// what was done. Returns the exit code.
+int merge_and_report(const std::string& verb, const CommonOptions& common,
+                     MergeOptions& options, const Context& context);
 
 }  // namespace zckpt::cli

@@ -22,18 +22,7 @@ int run_zero_to_fp32(ZeroToFp32Verb& verb, const Context& context) {
   verb.writer.apply(verb.options);
   verb.options.order = TensorOrder::ParamShapes;
   verb.common.verbose = verb.common.verbose || verb.debug;
-  Terminal terminal(context.err, verb.common.terminal());
-  verb.common.apply(context, verb.options);
-  verb.options.observer = &terminal;
-  const MergeResult result = merge(verb.common.path, verb.options);
-  terminal.finish();
-  print_summary(result, verb.options, verb.common.verbose, terminal);
-  if (verb.common.json) {
-    context.out << dump(writer_json("zero_to_fp32", verb.common.path, result,
-                                    verb.options))
-                << '\n';
-  }
-  return 0;
+  return merge_and_report("zero_to_fp32", verb.common, verb.options, context);
 }
 
 }  // namespace
