@@ -203,7 +203,10 @@ class Stream {
   // None behind the last; else (tensor, first, bytes), the bytes only until
   // the next call.
   py::object next() {
-    const auto piece = watched(watch_, [&] { return stream_->next(); });
+    // A thread only where there is something to read.
+    const auto piece = stream_->is_buffered()
+                           ? stream_->next()
+                           : watched(watch_, [&] { return stream_->next(); });
     if (!piece) return py::none();
     return py::make_tuple(
         opened_->index_of(piece->tensor), piece->first,

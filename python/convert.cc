@@ -33,7 +33,12 @@ std::string text_of(py::handle text) {
   if (PyBytes_AsStringAndSize(bytes.ptr(), &data, &size) != 0) {
     throw py::error_already_set();
   }
-  return {data, static_cast<size_t>(size)};
+  std::string result(data, static_cast<size_t>(size));
+  // The system would take what is before it for the name.
+  if (result.find('\0') != std::string::npos) {
+    throw py::value_error("embedded null byte");
+  }
+  return result;
 }
 
 py::list to_python(const std::vector<std::string>& texts) {

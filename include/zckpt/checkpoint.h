@@ -95,6 +95,8 @@ class CheckpointData;
 
 // Checkpoint is one checkpoint seen as tensors over sources: the index only,
 // payloads are read when asked for.
+// Files are found again at their places, and must not have changed meanwhile:
+// one that was replaced or written to is a Conflict when it is read.
 // Errors:  open throws Io, Corrupt, Unsupported (a layout that is not read
 //          yet, by its name), Invalid (not a checkpoint); where several things
 //          are wrong, Error::findings() lists all of them.

@@ -62,7 +62,8 @@ struct LoadResult {
 // Errors:  Corrupt where a CRC differs (the targets hold no sense then);
 //          Unsupported where a dtype cannot be converted; Invalid for a target
 //          that is not the checkpoint's or whose buffer has another size;
-//          Limit, Io, Interrupted.
+//          Conflict where a file was replaced or written to since the
+//          checkpoint was opened; Limit, Io, Interrupted.
 // Threads: uses options.threads of its own; calls may run concurrently.
 // Memory:  options.memory_bytes beside the targets.
 LoadResult load(const Checkpoint& checkpoint,
@@ -117,7 +118,10 @@ class TensorStream {
   ~TensorStream();
 
   // The next piece; nothing behind the last, when all CRCs were compared.
+  // After an error every call throws it again.
   std::optional<StreamPiece> next();
+  // Whether the next piece is in memory already, and next() reads nothing.
+  bool is_buffered() const;
   // Bytes that all pieces have together.
   uint64_t size_bytes() const;
   // What was counted so far.

@@ -47,7 +47,8 @@ const char* zckpt_error_text(const zckpt_error* error);
 void zckpt_error_free(zckpt_error* error);
 
 /* Opens the checkpoint at `path`, the newest of a run, with every check that
- * merging makes first. `tag` may be NULL. */
+ * merging makes first, but for frozen weights that the save left out (see
+ * zckpt_frozen_excluded). `tag` may be NULL. */
 zckpt_status zckpt_open(const char* path, const char* tag,
                         zckpt_checkpoint** checkpoint, zckpt_error** error);
 void zckpt_close(zckpt_checkpoint* checkpoint);
@@ -70,6 +71,17 @@ zckpt_status zckpt_tensor_at(const zckpt_checkpoint* checkpoint, size_t index,
  * is NULL, the best there is (masters before copies). -1 if there is none. */
 int64_t zckpt_find(const zckpt_checkpoint* checkpoint, const char* name,
                    const char* role, const char* state);
+
+/* Tied weights have one tensor: how many other names there are, and each with
+ * the name of its tensor. zckpt_find knows them as well. */
+size_t zckpt_alias_count(const zckpt_checkpoint* checkpoint);
+zckpt_status zckpt_alias_at(const zckpt_checkpoint* checkpoint, size_t index,
+                            const char** alias, const char** kept);
+/* 1 where the save left the frozen weights out, as a LoRA run's does: the full
+ * model is not here then, and merging is refused. */
+int zckpt_frozen_excluded(const zckpt_checkpoint* checkpoint);
+/* The optimizer's count of updates, or -1. */
+double zckpt_optimizer_step(const zckpt_checkpoint* checkpoint);
 
 /* Reads elements [first, first + numel), in C order, converted to `dtype`,
  * into `out` of `size` bytes. */

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from types import TracebackType
 from typing import (
     TYPE_CHECKING,
@@ -226,7 +227,13 @@ class Checkpoint(Mapping[str, ArrayT]):
         arrays = [self._framework.empty(dtype, self._tensors[i].shape) for i, dtype in zip(indices, dtypes)]
         memory = [self._framework.memory(array) for array in arrays]
         with progress_of(progress, "load") as callback:
-            handle.load(indices, dtypes, memory, {"check": check, "threads": self._threads}, callback)
+            counts = handle.load(indices, dtypes, memory, {"check": check, "threads": self._threads}, callback)
+        if counts["overflowed"]:
+            warnings.warn(
+                f"{counts['overflowed']} finite values are too large for the dtype and became infinite",
+                RuntimeWarning,
+                stacklevel=3,
+            )
         return arrays
 
 

@@ -97,6 +97,10 @@ def verify(
     one that saved. ``memory``: for buffers, 16 MiB unless given. Progress counts bytes read, with ``full``.
     Raises zckpt.Error where the path does not exist or cannot be listed.
     """
+    if question not in ("resume", "merge"):
+        raise ValueError(f'question must be "resume" or "merge", not {question!r}')
+    if framework not in (None, "hf", "deepspeed", "accelerate", "lightning"):
+        raise ValueError(f"framework must be hf, deepspeed, accelerate or lightning, not {framework!r}")
     options = {
         **open_options(tag, also, threads),
         "question": question,

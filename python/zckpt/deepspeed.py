@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import tempfile
 import warnings
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Set, Tuple, TypeVar, Union
 
 import zckpt
 from zckpt._arrays import conversion, is_floating
@@ -35,6 +36,8 @@ _log = logging.getLogger(__name__)
 ModelT = TypeVar("ModelT")
 
 _UNLIMITED = 1 << 62
+# Files of weights by the names that loaders look for.
+_WEIGHTS = re.compile(r"(pytorch_model|model).*\.(bin|safetensors)(\.index\.json)?$")
 
 
 class LazyTensor:
@@ -136,6 +139,16 @@ def get_fp32_state_dict_from_zero_checkpoint(
     return {name: arrays[index] for name, index, _ in chosen}
 
 
+def _warn_of_others(folder: str, written: Set[str]) -> None:
+    """Loaders look for weights by name, and may prefer files that were there before."""
+    others = sorted(name for name in os.listdir(folder) if _WEIGHTS.match(name) and name not in written)
+    if others:
+        warnings.warn(
+            f"{folder} also holds {', '.join(others[:4])}: loaders may take these for the model's weights",
+            stacklevel=5,
+        )
+
+
 def _write_into(folder: str, tag_folder: str, options: Mapping[str, Any]) -> None:
     """Writes weights into a folder that may hold other files, which stay. Files appear whole, the index last."""
     if not os.path.isdir(folder) or not os.listdir(folder):
@@ -147,6 +160,7 @@ def _write_into(folder: str, tag_folder: str, options: Mapping[str, Any]) -> Non
         result = zckpt.merge(tag_folder, made, **options)
         for file in result.files:
             os.replace(os.path.join(made, file.name), os.path.join(folder, file.name))
+        _warn_of_others(folder, {file.name for file in result.files})
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -207,6 +221,8 @@ def load_state_dict_from_zero_checkpoint(model: ModelT, checkpoint_dir: StrPath,
     weights = get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag)
     on_cpu: Any = model
     on_cpu = on_cpu.cpu()
-    on_cpu.load_state_dict(weights, strict=False)
+    result = on_cpu.load_state_dict(weights, strict=False)
+    if len(result.unexpected_keys) == len(weights):
+        warnings.warn("no name of the checkpoint is one of the model: nothing was loaded", stacklevel=2)
     moved: ModelT = on_cpu
     return moved

@@ -36,7 +36,8 @@ def _may_be_unfinished(report: zckpt.CheckpointReport) -> bool:
 
 class VerifyCheckpointCallback(TrainerCallback):
     """Verifies each checkpoint once it is saved, on rank 0, in a thread that training does not wait for; the log
-    ("zckpt.transformers") says what came out, and ``reports`` holds it. The end of training waits for the last one.
+    ("zckpt.transformers") says what came out, and ``reports`` holds it. For runs with DeepSpeed: zckpt cannot judge
+    whether others resume. The end of training waits for the last one.
 
     ``full``: read every byte; else names and metadata. ``question``: "resume", or "merge" for runs that save their
     weights only. ``raise_at_end``: raise zckpt.CorruptError at the end of training if the answer was no for one that
@@ -51,6 +52,8 @@ class VerifyCheckpointCallback(TrainerCallback):
         raise_at_end: bool = False,
         grace_seconds: float = 10.0,
     ) -> None:
+        if question not in ("resume", "merge"):
+            raise ValueError(f'question must be "resume" or "merge", not {question!r}')
         self.reports: List[zckpt.CheckpointReport] = []
         self._full = full
         self._question = question

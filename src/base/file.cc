@@ -19,6 +19,13 @@ namespace {
 // Linux transfers at most 2 GiB - 4 KiB in one call anyway.
 constexpr size_t kMaxTransfer = size_t{1} << 30;
 
+FileStamp stamp_of(const struct stat& status) {
+  return {.device = static_cast<uint64_t>(status.st_dev),
+          .inode = static_cast<uint64_t>(status.st_ino),
+          .seconds = static_cast<int64_t>(status.st_mtim.tv_sec),
+          .nanoseconds = static_cast<int64_t>(status.st_mtim.tv_nsec)};
+}
+
 }  // namespace
 
 UniqueFd& UniqueFd::operator=(UniqueFd&& other) noexcept {
@@ -51,6 +58,14 @@ FileSource::FileSource(std::string path) : path_(std::move(path)) {
     throw Error(ErrorCode::Io, "not a regular file", {.file = path_});
   }
   size_ = static_cast<uint64_t>(status.st_size);
+  stamp_ = stamp_of(status);
+}
+
+bool FileSource::is_unchanged() const {
+  struct stat status {};
+  if (::fstat(fd_.get(), &status) != 0) throw_errno("cannot stat", path_);
+  return stamp_of(status) == stamp_ &&
+         static_cast<uint64_t>(status.st_size) == size_;
 }
 
 void FileSource::read_at(uint64_t offset, std::span<std::byte> out) const {

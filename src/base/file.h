@@ -42,6 +42,16 @@ class ByteSource {
   virtual const std::string& name() const = 0;
 };
 
+// What tells one file, and one state of it, from another of the same size.
+struct FileStamp {
+  uint64_t device = 0;
+  uint64_t inode = 0;
+  int64_t seconds = 0;  // of the last change of its contents
+  int64_t nanoseconds = 0;
+
+  friend bool operator==(const FileStamp&, const FileStamp&) = default;
+};
+
 // FileSource reads a regular file with pread, never mmap: a file that shrinks
 // or a disk that fails must be an Error, not a signal.
 class FileSource final : public ByteSource {
@@ -52,11 +62,16 @@ class FileSource final : public ByteSource {
   uint64_t size() const override { return size_; }
   void read_at(uint64_t offset, std::span<std::byte> out) const override;
   const std::string& name() const override { return path_; }
+  // As it was when it was opened.
+  const FileStamp& stamp() const { return stamp_; }
+  // False once somebody has written to it. Errors: Io.
+  bool is_unchanged() const;
 
  private:
   std::string path_;
   UniqueFd fd_;
   uint64_t size_ = 0;
+  FileStamp stamp_;
 };
 
 // The whole of a small text file; Limit if it is larger than `cap_bytes`.

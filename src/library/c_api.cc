@@ -155,6 +155,9 @@ int64_t zckpt_find(const zckpt_checkpoint* checkpoint, const char* name,
   const zckpt::Tensor* found = nullptr;
   if (role == nullptr) {
     found = opened.find(name);
+    for (const auto& [alias, kept] : opened.facts().aliases) {
+      if (found == nullptr && alias == name) found = opened.find(kept);
+    }
   } else {
     for (const zckpt::Role each :
          {zckpt::Role::Master, zckpt::Role::Frozen, zckpt::Role::Buffer,
@@ -164,6 +167,35 @@ int64_t zckpt_find(const zckpt_checkpoint* checkpoint, const char* name,
     }
   }
   return found == nullptr ? -1 : found - opened.tensors().data();
+}
+
+size_t zckpt_alias_count(const zckpt_checkpoint* checkpoint) {
+  return checkpoint == nullptr ? 0
+                               : checkpoint->checkpoint.facts().aliases.size();
+}
+
+zckpt_status zckpt_alias_at(const zckpt_checkpoint* checkpoint, size_t index,
+                            const char** alias, const char** kept) {
+  return guarded(nullptr, [&] {
+    require(index < zckpt_alias_count(checkpoint) && alias != nullptr &&
+                kept != nullptr,
+            "no alias of this number");
+    const auto& names = checkpoint->checkpoint.facts().aliases[index];
+    *alias = names.first.c_str();
+    *kept = names.second.c_str();
+  });
+}
+
+int zckpt_frozen_excluded(const zckpt_checkpoint* checkpoint) {
+  return checkpoint != nullptr && checkpoint->checkpoint.facts().frozen_excluded
+             ? 1
+             : 0;
+}
+
+double zckpt_optimizer_step(const zckpt_checkpoint* checkpoint) {
+  return checkpoint == nullptr
+             ? -1
+             : checkpoint->checkpoint.facts().optimizer_step.value_or(-1);
 }
 
 zckpt_status zckpt_read(const zckpt_checkpoint* checkpoint, size_t index,
@@ -180,6 +212,8 @@ zckpt_status zckpt_load(const zckpt_checkpoint* checkpoint,
                         const zckpt_target* targets, size_t count, int threads,
                         zckpt_error** error) {
   return guarded(error, [&] {
+    require(checkpoint != nullptr, "no checkpoint");
+    require(targets != nullptr || count == 0, "no targets");
     std::vector<zckpt::LoadTarget> list;
     for (size_t i = 0; i < count; ++i) {
       const zckpt::Tensor& tensor = tensor_of(checkpoint, targets[i].index);
@@ -188,7 +222,6 @@ zckpt_status zckpt_load(const zckpt_checkpoint* checkpoint,
                       .dtype = dtype_of(targets[i].dtype, tensor.dtype),
                       .out = memory(targets[i].out, targets[i].size)});
     }
-    require(checkpoint != nullptr, "no checkpoint");
     zckpt::load(checkpoint->checkpoint, list, {.threads = threads});
   });
 }

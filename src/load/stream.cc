@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: The zckpt authors
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "load/loader.h"
@@ -32,7 +33,8 @@ class TensorStream::State {
   }
 
   std::optional<StreamPiece> next() {
-    if (given_ == batch_.size() && !fill()) return std::nullopt;
+    if (failure_) std::rethrow_exception(failure_);
+    if (!is_buffered() && !fill_or_fail()) return std::nullopt;
     const LoadTarget& target = batch_[given_++];
     return StreamPiece{.tensor = target.tensor,
                        .first = target.first,
@@ -41,6 +43,7 @@ class TensorStream::State {
                        .bytes = target.out};
   }
 
+  bool is_buffered() const { return given_ < batch_.size(); }
   uint64_t size_bytes() const { return total_; }
   LoadResult result() const { return loader_.result(); }
 
@@ -73,6 +76,18 @@ class TensorStream::State {
       bytes += tensor->numel * size_of(dtype_of(*tensor));
     }
     return bytes;
+  }
+
+  // What was read when it failed is none of the caller's.
+  bool fill_or_fail() {
+    try {
+      return fill();
+    } catch (...) {
+      failure_ = std::current_exception();
+      batch_.clear();
+      given_ = 0;
+      throw;
+    }
   }
 
   // Reads as many whole tensors as the buffer holds, or a piece of one.
@@ -131,6 +146,7 @@ class TensorStream::State {
   size_t next_tensor_ = 0;
   uint64_t next_element_ = 0;  // of it
   bool finished_ = false;
+  std::exception_ptr failure_;
 };
 
 TensorStream::TensorStream(const Checkpoint& checkpoint, StreamOptions options)
@@ -139,6 +155,7 @@ TensorStream::TensorStream(const Checkpoint& checkpoint, StreamOptions options)
 TensorStream::~TensorStream() = default;
 
 std::optional<StreamPiece> TensorStream::next() { return state_->next(); }
+bool TensorStream::is_buffered() const { return state_->is_buffered(); }
 uint64_t TensorStream::size_bytes() const { return state_->size_bytes(); }
 LoadResult TensorStream::result() const { return state_->result(); }
 

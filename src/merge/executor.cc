@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "base/crc32.h"
 #include "base/parallel.h"
@@ -128,13 +129,16 @@ void Executor::add_copy(uint32_t source, uint64_t size, uint32_t target) {
 }
 
 void Executor::flush() {
-  const WindowList list = make_windows(pieces_, capacity_, checks());
+  // Taken out first: after a failure nothing of it must go on.
+  std::vector<Piece> pieces = std::move(pieces_);
   pieces_.clear();
+  const WindowList list = make_windows(pieces, capacity_, checks());
   parallel_for(list.windows.size(), threads_, options_.open.stop,
                [&](size_t i, int worker) {
                  run_window(list, list.windows[i],
                             buffers_[static_cast<size_t>(worker)]);
                });
+  sources_.check_unchanged();
 }
 
 void Executor::finish() {
@@ -154,6 +158,7 @@ void Executor::finish() {
         }
         checks_.add(range, crc);
       });
+  sources_.check_unchanged();
 }
 
 void Executor::report(MergeResult& result) const {

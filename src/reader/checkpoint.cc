@@ -306,6 +306,7 @@ void Checkpoint::read(const Tensor& tensor, uint64_t first, uint64_t numel,
     read_extent(*data_->sources, extent, size, next);
     next += extent.count * extent.numel * size;
   });
+  data_->sources->check_unchanged();
 }
 
 void Checkpoint::read(const Tensor& tensor, uint64_t first, uint64_t numel,

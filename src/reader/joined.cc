@@ -49,7 +49,8 @@ Joined::Joined(const Checkpoint& main)
 uint32_t Joined::add_sources(const CheckpointData& data) {
   const auto first = static_cast<uint32_t>(sources_->list().size());
   for (uint32_t i = 0; i < data.sources->list().size(); ++i) {
-    sources_->add(data.sources->path(i), data.sources->list()[i].size_bytes);
+    sources_->add(data.sources->path(i), data.sources->list()[i].size_bytes,
+                  data.sources->stamp(i));
   }
   return first;
 }

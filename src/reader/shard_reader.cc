@@ -156,6 +156,7 @@ void read_shard(ShardFile& shard) {
   try {
     source.emplace(shard.path);
     shard.size_bytes = source->size();
+    shard.stamp = source->stamp();
     const TorchFile file = TorchFile::open(*source);
     shard.archive_prefix = file.prefix();
     shard.pickle_bytes = file.pickle_bytes();

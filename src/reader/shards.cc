@@ -107,7 +107,7 @@ class FolderReader {
                    if (file.globals) file.globals = names_.share(file.globals);
                  });
     for (ShardFile& file : set_.files) {
-      file.source = set_.sources->add(file.path, file.size_bytes);
+      file.source = set_.sources->add(file.path, file.size_bytes, file.stamp);
     }
     return std::move(set_);
   }

@@ -136,6 +136,7 @@ struct ShardFile {
   std::string archive_prefix;
   uint64_t base = 0;
   uint64_t size_bytes = 0;
+  std::optional<FileStamp> stamp;  // none: it could not be opened
   uint64_t pickle_bytes = 0;
   // Of the sizes and CRCs of all storages; 0 where any CRC is not there.
   uint64_t content_digest = 0;

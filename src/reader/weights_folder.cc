@@ -160,7 +160,7 @@ class WeightsFolder {
     } catch (Error& error) {
       throw error.in_file(name);
     }
-    const uint32_t id = sources_.add(path(name), source.size());
+    const uint32_t id = sources_.add(path(name), source.size(), source.stamp());
     for (SafetensorsEntry& entry : file.entries) {
       TensorView view{.dtype = entry.dtype,
                       .shape = entry.shape,
@@ -180,7 +180,7 @@ class WeightsFolder {
 
   void add_bin(const std::string& name) {
     const FileSource source(path(name));
-    const uint32_t id = sources_.add(path(name), source.size());
+    const uint32_t id = sources_.add(path(name), source.size(), source.stamp());
     try {
       const TorchFile file = TorchFile::open(source);
       const Value root = file.root();

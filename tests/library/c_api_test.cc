@@ -103,6 +103,27 @@ TEST_F(CApiTest, FindsTheBestOfAName) {
   EXPECT_EQ(zckpt_find(nullptr, name.c_str(), nullptr, nullptr), -1);
 }
 
+TEST_F(CApiTest, KnowsTiedNamesAndTheStep) {
+  open();
+  ASSERT_EQ(zckpt_alias_count(checkpoint_), 1U);
+  const char* alias = nullptr;
+  const char* kept = nullptr;
+  ASSERT_EQ(zckpt_alias_at(checkpoint_, 0, &alias, &kept), ZCKPT_OK);
+  EXPECT_GE(zckpt_find(checkpoint_, kept, nullptr, nullptr), 0);
+  EXPECT_EQ(zckpt_find(checkpoint_, alias, nullptr, nullptr),
+            zckpt_find(checkpoint_, kept, nullptr, nullptr));
+  EXPECT_EQ(zckpt_alias_at(checkpoint_, 1, &alias, &kept), ZCKPT_INVALID);
+  EXPECT_EQ(zckpt_optimizer_step(checkpoint_), 3);
+  EXPECT_EQ(zckpt_optimizer_step(nullptr), -1);
+  EXPECT_EQ(zckpt_frozen_excluded(checkpoint_), 0);
+  zckpt_close(checkpoint_);
+  const std::string lora =
+      std::string(ZCKPT_FIXTURES) + "/hf/lora_z3_fp32/checkpoint-2";
+  ASSERT_EQ(zckpt_open(lora.c_str(), nullptr, &checkpoint_, &error_), ZCKPT_OK);
+  EXPECT_EQ(zckpt_frozen_excluded(checkpoint_), 1);
+  EXPECT_EQ(zckpt_load(checkpoint_, nullptr, 1, 0, &error_), ZCKPT_INVALID);
+}
+
 TEST_F(CApiTest, ErrorsHaveACodeAndAText) {
   EXPECT_EQ(zckpt_open("/no/such/folder", nullptr, &checkpoint_, &error_),
             ZCKPT_IO);

@@ -174,13 +174,30 @@ TEST_P(LoadTest, DamageIsSeen) {
     test::flip_byte(folder_.path() / checkpoint.sources()[extent.source].name,
                     extent.offset);
   });
-  TensorStream stream(checkpoint, {.load = {.check = Check::Full}});
-  const auto error = test::caught([&] {
-    while (stream.next()) {
+  // The index says what the files were when it was made.
+  const auto changed = [&](const std::function<void()>& call) {
+    expect_error(ErrorCode::Conflict, std::nullopt, "changed while", call);
+  };
+  changed([&] {
+    TensorStream stale(checkpoint, {.load = {.check = Check::None}});
+    while (stale.next()) {
     }
   });
+  std::vector<std::byte> bytes(tensor->numel * size_of(tensor->dtype));
+  changed([&] { checkpoint.read(*tensor, 0, tensor->numel, bytes); });
+
+  checkpoint = Checkpoint::open(folder_.path().string());
+  TensorStream stream(checkpoint, {.load = {.check = Check::Full}});
+  const auto all = [&] {
+    while (stream.next()) {
+    }
+  };
+  const auto error = test::caught(all);
   ASSERT_TRUE(error);
   EXPECT_EQ(error->code(), ErrorCode::Corrupt);
+  const auto again = test::caught([&] { stream.next(); });
+  ASSERT_TRUE(again);
+  EXPECT_EQ(again->code(), ErrorCode::Corrupt);
   ASSERT_EQ(error->findings().size(), 1U);
   EXPECT_EQ(error->findings()[0].code, "crc-mismatch");
   TensorStream unchecked(checkpoint, {.load = {.check = Check::None}});

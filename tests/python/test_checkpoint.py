@@ -201,6 +201,10 @@ def test_flipped_byte_is_seen_by_load(copy):
     checkpoint = zckpt.open(copy)
     rank = next(r for r in range(3) if checkpoint["down.weight"].tobytes()[-64:] in shard(copy, r).read_bytes())
     flip_in_payload(checkpoint, shard(copy, rank))
+    # What was opened before is another state of the file.
+    with pytest.raises(zckpt.ConflictError, match="changed while"):
+        checkpoint.load(check="none")
+    checkpoint = zckpt.open(copy)
     with pytest.raises(zckpt.CorruptError, match="CRC") as caught:
         checkpoint.load()
     assert caught.value.file == str(shard(copy, rank).relative_to(copy))
@@ -208,6 +212,16 @@ def test_flipped_byte_is_seen_by_load(copy):
     with pytest.raises(zckpt.CorruptError):
         list(checkpoint.stream(buffer_bytes=100))
     assert checkpoint.load(check="none")
+
+
+def test_arguments_that_make_no_sense(copy, tmp_path):
+    (tmp_path / "victim").mkdir()
+    with pytest.raises(ValueError, match="null byte"):
+        zckpt.merge(copy, str(tmp_path / "victim") + "\0other", force=True)
+    with pytest.raises(ValueError, match="framework"):
+        zckpt.verify(copy, framework="x")
+    with pytest.raises(ValueError, match="question"):
+        zckpt.verify(copy, question="x")
 
 
 # ---- threads and processes ----

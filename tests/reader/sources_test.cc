@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <thread>
 
 #include "support/caught.h"
@@ -88,6 +89,52 @@ TEST(SourceSet, RefusesAFileThatChanged) {
   ASSERT_TRUE(error);
   EXPECT_EQ(error->code(), ErrorCode::Conflict);
   EXPECT_EQ(error->file(), "x.pt");
+}
+
+// Saves of one run have files of the same size.
+TEST(SourceSet, RefusesAFileOfTheSameSizeThatWasReplaced) {
+  TempFolder folder;
+  write_bytes(folder / "x.pt", "four");
+  write_bytes(folder / "new", "FOUR");
+  SourceSet sources(folder.path().string(), 1);
+  sources.add(folder / "x.pt", 4, FileSource(folder / "x.pt").stamp());
+  sources.add(folder / "new", 4);
+  EXPECT_EQ(content(*sources.open(0)), "four");
+  sources.open(1);  // closes the other one
+  fs::rename(folder / "new", folder / "x.pt");
+  const auto error = caught([&] { sources.open(0); });
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->code(), ErrorCode::Conflict);
+}
+
+TEST(SourceSet, RefusesAnOpenFileThatWasWrittenTo) {
+  TempFolder folder;
+  write_bytes(folder / "x.pt", "four");
+  SourceSet sources(folder.path().string());
+  sources.add(folder / "x.pt", 4);
+  sources.open(0);
+  sources.check_unchanged();
+  fs::last_write_time(folder / "x.pt", fs::last_write_time(folder / "x.pt") +
+                                           std::chrono::seconds(1));
+  const auto error = caught([&] { sources.check_unchanged(); });
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->code(), ErrorCode::Conflict);
+  EXPECT_EQ(error->file(), "x.pt");
+}
+
+TEST(SourceSet, RelativePathsStayWhereTheyWere) {
+  TempFolder folder;
+  const fs::path before = fs::current_path();
+  write_bytes(folder / "x.pt", "four");
+  fs::create_directories(folder / "other");
+  write_bytes(folder / "other/x.pt", "FOUR");
+  fs::current_path(folder.path());
+  SourceSet sources("");
+  sources.add("x.pt", 4);
+  fs::current_path(folder / "other");
+  const std::string found = content(*sources.open(0));
+  fs::current_path(before);
+  EXPECT_EQ(found, "four");
 }
 
 TEST(SourceSet, RefusesAFileThatIsGone) {

@@ -80,7 +80,9 @@ void print_summary(const MergeResult& result, const MergeOptions& options,
   terminal.note(text + ", from " + describe(result.checkpoint));
   for (const auto& [alias, kept] : plan.aliases) {
     terminal.note("tied: " + escape(alias) + " is " + escape(kept) +
-                  " and is written once");
+                  (options.format == WeightFormat::Bin
+                       ? " and has the same data"
+                       : " and is written once"));
   }
   if (result.overflowed != 0) {
     terminal.note(count_of(result.overflowed, "value") +
