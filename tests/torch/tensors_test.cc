@@ -326,13 +326,17 @@ TEST(TorchWeights, OfADamagedFileAreRefused) {
   const TempFolder folder;
   std::filesystem::copy(kCase.checkpoint(), folder / "ckpt",
                         std::filesystem::copy_options::recursive);
+  {
+    const Checkpoint sound = open_for_load(folder / "ckpt");
+    Extent place;
+    sound.extents(*sound.find("down.weight"), 3, 1,
+                  [&](const Extent& e) { place = e; });
+    test::flip_byte(folder / ("ckpt/" + sound.sources()[place.source].name),
+                    place.offset);
+  }
   const Checkpoint checkpoint = open_for_load(folder / "ckpt");
   const Tensor* tensor = checkpoint.find("down.weight");
   ASSERT_NE(tensor, nullptr);
-  Extent place;
-  checkpoint.extents(*tensor, 3, 1, [&](const Extent& e) { place = e; });
-  test::flip_byte(folder / ("ckpt/" + checkpoint.sources()[place.source].name),
-                  place.offset);
   const LoadOptions full{.check = Check::Full};
   expect_error(ErrorCode::Corrupt, "",
                [&] { load_weights(checkpoint, {}, full); });
