@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <type_traits>
 
 #include "base/cast.h"
@@ -136,11 +137,14 @@ void LoraChanges::apply_as(const ChangedRun& run, std::span<const std::byte> in,
   }
 }
 
-LoraChanges::Lefts LoraChanges::read_lefts(const LoraChange& change,
-                                           uint64_t row, uint64_t rows) const {
-  Lefts lefts{.first_row = row, .factors = {}};
+template <typename T>
+LoraChanges::Lefts<T> LoraChanges::read_lefts(const LoraChange& change,
+                                              uint64_t row,
+                                              uint64_t rows) const {
+  Lefts<T> lefts{.first_row = row, .factors = {}};
   for (const LoraTerm& term : change.terms) {
-    lefts.factors.push_back(factors_.left(term, row, rows));
+    const std::vector<float> left = factors_.left(term, row, rows);
+    lefts.factors.emplace_back(left.begin(), left.end());
   }
   return lefts;
 }
@@ -152,7 +156,7 @@ void LoraChanges::merge_rows(const ChangedRun& run, const Block& rows,
   const LoraChange& change = plan_.changes[run.change];
   Numbers<T>& numbers = numbers_of<T>(run.worker);
   Worker& worker = workers_[static_cast<size_t>(run.worker)];
-  const Lefts lefts = read_lefts(change, rows.row, rows.rows);
+  const Lefts<T> lefts = read_lefts<T>(change, rows.row, rows.rows);
   const size_t from_size = size_of(run.from);
   const size_t to_size = size_of(run.to);
   const uint64_t step = cols_at_once(rows.rows, rows.cols);
@@ -186,7 +190,7 @@ void LoraChanges::merge_rows(const ChangedRun& run, const Block& rows,
 
 template <typename T>
 void LoraChanges::evaluate(uint32_t change, const Block& block, const Rows& in,
-                           const Lefts& lefts, size_t end, DType to,
+                           const Lefts<T>& lefts, size_t end, DType to,
                            Numbers<T>& numbers) {
   const LoraChange& all = plan_.changes[change];
   const auto count = static_cast<size_t>(block.elements());
@@ -209,15 +213,20 @@ void LoraChanges::evaluate(uint32_t change, const Block& block, const Rows& in,
       kernels_.widen(numbers.narrow.data(), numbers.before.data(), count);
     }
   }
-  numbers.values = numbers.before;
+  const std::vector<T>* base = &numbers.before;
+  // A tensor that replaces another is held in that one's dtype.
+  const bool rounded = std::is_same_v<T, float> && in.dtype != all.base;
+  numbers.values.resize(count);
+  if (rounded || end == 0) {
+    numbers.values = numbers.before;
+    base = &numbers.values;
+  }
   if constexpr (std::is_same_v<T, float>) {
-    // A tensor that replaces another is held in that one's dtype.
-    if (in.dtype != all.base) {
-      round_to(all.base, numbers.values, numbers.rounding);
-    }
+    if (rounded) round_to(all.base, numbers.values, numbers.rounding);
   }
   for (size_t i = 0; i < end; ++i) {
-    add_term<T>(change, i, block, lefts, numbers);
+    add_term<T>(change, i, block, lefts, *base, numbers);
+    base = &numbers.values;
     if (all.terms[i].magnitude) scale_outputs<T>(change, i, block, numbers);
     if constexpr (std::is_same_v<T, float>) {
       // The last rounding is the output's own where it is the same.
@@ -228,44 +237,56 @@ void LoraChanges::evaluate(uint32_t change, const Block& block, const Rows& in,
   }
 }
 
-// The product first, then its scale, as PEFT does.
 template <typename T>
 void LoraChanges::add_term(uint32_t change, size_t index, const Block& block,
-                           const Lefts& lefts, Numbers<T>& numbers) {
+                           const Lefts<T>& lefts, const std::vector<T>& base,
+                           Numbers<T>& numbers) {
   const LoraChange& all = plan_.changes[change];
   const LoraTerm& term = all.terms[index];
-  const KernelsOf<T>& kernels = kernels_of<T>(kernels_);
-  const float* left =
+  const T scale = static_cast<T>(term.scale);
+  if constexpr (std::is_same_v<T, float>) {
+    if (term.kind == LoraKind::Embedding && !term.magnitude) {
+      // Embedding.merge rounds the delta before it adds it. A zero that changes
+      // nothing, not even a negative zero, is the negative one.
+      numbers.delta.assign(base.size(), -0.0F);
+      add_product<float>(all, index, block, lefts, scale, numbers.delta.data(),
+                         numbers.delta.data());
+      round_to(all.base, numbers.delta, numbers.rounding);
+      std::transform(base.begin(), base.end(), numbers.delta.begin(),
+                     numbers.values.begin(), std::plus<>());
+      return;
+    }
+  }
+  add_product<T>(all, index, block, lefts, scale, base.data(),
+                 numbers.values.data());
+}
+
+template <typename T>
+void LoraChanges::add_product(const LoraChange& change, size_t index,
+                              const Block& block, const Lefts<T>& lefts,
+                              T scale, const T* base, T* out) {
+  const LoraTerm& term = change.terms[index];
+  const T* left =
       lefts.factors[index].data() + (block.row - lefts.first_row) * term.rank;
-  numbers.products.resize(static_cast<size_t>(block.elements()));
-  const uint64_t step = factors_.right_cols(term, all.cols);
+  const uint64_t step = factors_.right_cols(term, change.cols);
   const uint64_t end = block.col + block.cols;
   for (uint64_t piece = block.col / step * step; piece < end; piece += step) {
-    const uint64_t width = std::min(step, all.cols - piece);
+    const uint64_t width = std::min(step, change.cols - piece);
     const Factors::Matrix right = factors_.right(term, piece, width);
     const uint64_t first = std::max(piece, block.col);
-    kernels.multiply(
+    kernels_of<T>(kernels_).add_product(
         {.left = left,
          .right = right->data() + (first - piece),
-         .out = numbers.products.data() + (first - block.col),
+         .base = base + (first - block.col),
+         .out = out + (first - block.col),
+         .scale = scale,
          .rows = static_cast<size_t>(block.rows),
          .cols = static_cast<size_t>(std::min(piece + width, end) - first),
          .rank = static_cast<size_t>(term.rank),
          .left_stride = static_cast<size_t>(term.rank),
          .right_stride = static_cast<size_t>(width),
-         .out_stride = static_cast<size_t>(block.cols)});
+         .stride = static_cast<size_t>(block.cols)});
   }
-  T scale = static_cast<T>(term.scale);
-  if constexpr (std::is_same_v<T, float>) {
-    if (term.kind == LoraKind::Embedding && !term.magnitude) {
-      // Embedding.merge rounds the delta before it adds it.
-      for (float& product : numbers.products) product *= scale;
-      round_to(all.base, numbers.products, numbers.rounding);
-      scale = 1;
-    }
-  }
-  kernels.add(numbers.values.data(), numbers.products.data(), scale,
-              numbers.values.size());
 }
 
 template <typename T>
@@ -322,7 +343,7 @@ void LoraChanges::find_scalings(uint32_t change, size_t term,
   for (uint64_t row = 0; row < all.rows;) {
     throw_if_stopped(resources_.stop);
     const uint64_t rows = std::min(rows_at_once(all), all.rows - row);
-    const Lefts lefts = read_lefts(all, row, rows);
+    const Lefts<T> lefts = read_lefts<T>(all, row, rows);
     bytes.resize(static_cast<size_t>(rows * all.cols) * size);
     checkpoint_.read(base, run.first + row * all.cols, rows * all.cols, bytes);
     const uint64_t step = cols_at_once(rows, all.cols);
@@ -336,7 +357,7 @@ void LoraChanges::find_scalings(uint32_t change, size_t term,
                    .first = bytes.data() + static_cast<size_t>(col) * size,
                    .stride_bytes = static_cast<size_t>(all.cols) * size},
                   lefts, term, kComputed<T>, numbers);
-      add_term<T>(change, term, block, lefts, numbers);
+      add_term<T>(change, term, block, lefts, numbers.values, numbers);
       size_t at = 0;
       for (uint64_t i = 0; i < block.rows; ++i) {
         for (uint64_t j = 0; j < block.cols; ++j, ++at) {

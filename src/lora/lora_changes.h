@@ -61,14 +61,15 @@ class LoraChanges final : public Changes {
   struct Numbers {
     std::vector<T> before;  // the base
     std::vector<T> values;
-    std::vector<T> products;
     std::vector<float> narrow;
+    std::vector<float> delta;  // where it is rounded by itself
     std::vector<std::byte> rounding;
   };
   // Rows of the left factors of all terms.
+  template <typename T>
   struct Lefts {
     uint64_t first_row = 0;
-    std::vector<std::vector<float>> factors;
+    std::vector<std::vector<T>> factors;
   };
   struct Worker {
     Numbers<float> floats;
@@ -86,14 +87,22 @@ class LoraChanges final : public Changes {
   template <typename T>
   void merge_rows(const ChangedRun& run, const Block& rows, const std::byte* in,
                   std::byte* out, CastCounts& counts);
-  Lefts read_lefts(const LoraChange& change, uint64_t row, uint64_t rows) const;
+  template <typename T>
+  Lefts<T> read_lefts(const LoraChange& change, uint64_t row,
+                      uint64_t rows) const;
   // Loads a block and adds the terms before number `end`; leaves those values.
   template <typename T>
   void evaluate(uint32_t change, const Block& block, const Rows& in,
-                const Lefts& lefts, size_t end, DType to, Numbers<T>& numbers);
+                const Lefts<T>& lefts, size_t end, DType to,
+                Numbers<T>& numbers);
+  // values = base + a term; `base` may be `values`.
   template <typename T>
   void add_term(uint32_t change, size_t term, const Block& block,
-                const Lefts& lefts, Numbers<T>& numbers);
+                const Lefts<T>& lefts, const std::vector<T>& base,
+                Numbers<T>& numbers);
+  template <typename T>
+  void add_product(const LoraChange& change, size_t term, const Block& block,
+                   const Lefts<T>& lefts, T scale, const T* base, T* out);
   template <typename T>
   void scale_outputs(uint32_t change, size_t term, const Block& block,
                      Numbers<T>& numbers) const;

@@ -13,14 +13,14 @@ namespace zckpt {
 namespace {
 
 template <bool kHasFma>
-ZCKPT_INLINE float add_product(float left, float right, float sum) {
+ZCKPT_INLINE float multiply_add(float left, float right, float sum) {
   return std::fma(left, right, sum);
 }
 
 // The product of two floats is exact here, so fused or not is the same; without
 // the instruction, fusing is a slow call.
 template <bool kHasFma>
-ZCKPT_INLINE double add_product(double left, double right, double sum) {
+ZCKPT_INLINE double multiply_add(double left, double right, double sum) {
   return kHasFma ? std::fma(left, right, sum) : left * right + sum;
 }
 
@@ -28,23 +28,27 @@ ZCKPT_INLINE double add_product(double left, double right, double sum) {
 template <bool kHasFma, size_t Rows, size_t Cols, typename T>
 ZCKPT_INLINE void tile(const Product<T>& product, size_t row, size_t col) {
   T sums[Rows][Cols] = {};
-  const float* left = product.left + row * product.left_stride;
+  const T* left = product.left + row * product.left_stride;
   const float* right = product.right + col;
   for (size_t k = 0; k < product.rank; ++k) {
     for (size_t i = 0; i < Rows; ++i) {
       const T scalar = left[i * product.left_stride + k];
       for (size_t j = 0; j < Cols; ++j) {
         sums[i][j] =
-            add_product<kHasFma>(scalar, static_cast<T>(right[j]), sums[i][j]);
+            multiply_add<kHasFma>(scalar, static_cast<T>(right[j]), sums[i][j]);
       }
     }
     right += product.right_stride;
   }
-  T* out = product.out + row * product.out_stride + col;
+  const size_t first = row * product.stride + col;
   for (size_t i = 0; i < Rows; ++i) {
+    const T* base = product.base + first + i * product.stride;
+    T* out = product.out + first + i * product.stride;
+    T results[Cols];  // base and out may be the same
     for (size_t j = 0; j < Cols; ++j) {
-      out[i * product.out_stride + j] = sums[i][j];
+      results[j] = base[j] + sums[i][j] * product.scale;
     }
+    for (size_t j = 0; j < Cols; ++j) out[j] = results[j];
   }
 }
 
@@ -59,7 +63,7 @@ ZCKPT_INLINE void stripe(const Product<T>& product, size_t col) {
 }
 
 template <bool kHasFma, typename T>
-ZCKPT_INLINE void multiply(const Product<T>& product) {
+ZCKPT_INLINE void add_product(const Product<T>& product) {
   constexpr size_t kCols = 256 / sizeof(T);
   size_t col = 0;
   for (; col + kCols <= product.cols; col += kCols) {
@@ -69,12 +73,6 @@ ZCKPT_INLINE void multiply(const Product<T>& product) {
   for (; col + kFew <= product.cols; col += kFew)
     stripe<kHasFma, kFew>(product, col);
   for (; col < product.cols; ++col) stripe<kHasFma, 1>(product, col);
-}
-
-template <typename T>
-ZCKPT_INLINE void add(T* __restrict values, const T* __restrict products,
-                      T scale, size_t count) {
-  for (size_t i = 0; i < count; ++i) values[i] += products[i] * scale;
 }
 
 template <typename T>
@@ -116,13 +114,8 @@ ZCKPT_INLINE void widen(const float* __restrict in, double* __restrict out,
 #define ZCKPT_SET(Name, kHasFma, attributes)                                  \
   struct Name {                                                               \
     template <typename T>                                                     \
-    attributes static void run_multiply(const Product<T>& product) {          \
-      multiply<kHasFma>(product);                                             \
-    }                                                                         \
-    template <typename T>                                                     \
-    attributes static void run_add(T* values, const T* products, T scale,     \
-                                   size_t count) {                            \
-      add(values, products, scale, count);                                    \
+    attributes static void run_add_product(const Product<T>& product) {       \
+      add_product<kHasFma>(product);                                          \
     }                                                                         \
     template <typename T>                                                     \
     attributes static DeltaSums run_measure(const T* before, const T* values, \
@@ -138,8 +131,7 @@ ZCKPT_INLINE void widen(const float* __restrict in, double* __restrict out,
 
 template <typename Set, typename T>
 constexpr KernelsOf<T> kernels_of() {
-  return {Set::template run_multiply<T>, Set::template run_add<T>,
-          Set::template run_measure<T>};
+  return {Set::template run_add_product<T>, Set::template run_measure<T>};
 }
 
 template <typename Set>

@@ -9,31 +9,31 @@
 
 namespace zckpt {
 
-// A product of factors, rows x rank times rank x cols, all row-major. Strides
-// are in elements.
+// A product of factors, rows x rank times rank x cols, that is added to a base
+// of rows x cols; all row-major. Strides are in elements, `stride` is that of
+// base and out, which may be the same.
 template <typename T>
 struct Product {
-  const float* left;
+  const T* left;
   const float* right;
+  const T* base;
   T* out;
+  T scale;
   size_t rows;
   size_t cols;
   size_t rank;
   size_t left_stride;
   size_t right_stride;
-  size_t out_stride;
+  size_t stride;
 };
 
-// out[i][j] = the sum over k, ascending, of left[i][k] * right[k][j], begun at
-// zero: for float by fused multiply-add, as the matrix products behind PEFT on
-// a CPU; for double, where every product is exact, by addition. Every set
+// out[i][j] = base[i][j] + scale * the sum over k, ascending, of
+// left[i][k] * right[k][j], begun at zero: for float by fused multiply-add, as
+// the matrix products behind PEFT on a CPU; for double, where every product is
+// exact, by addition. The scaled sum is rounded, then the result. Every set
 // gives the same bits, whatever the CPU and however a product is cut.
 template <typename T>
 using ProductKernel = void (*)(const Product<T>& product);
-
-// values[i] += products[i] * scale, in two roundings.
-template <typename T>
-using AddKernel = void (*)(T* values, const T* products, T scale, size_t count);
 
 // |values[i] - before[i]|: the largest, their sum (in lanes: its last digits
 // depend on how runs are cut), and how many are no numbers.
@@ -48,8 +48,7 @@ using DeltaKernel = DeltaSums (*)(const T* before, const T* values,
 
 template <typename T>
 struct KernelsOf {
-  ProductKernel<T> multiply;
-  AddKernel<T> add;
+  ProductKernel<T> add_product;
   DeltaKernel<T> measure;
 };
 
